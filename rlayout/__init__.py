@@ -1,0 +1,3 @@
+"""rlayout: plan and run reinforcement learning of language models."""
+
+__version__ = "0.1.0"

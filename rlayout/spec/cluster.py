@@ -1,0 +1,28 @@
+"""The machines of a run: nodes with devices. A device is named by one index over the whole cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """``num_nodes`` nodes of ``devices_per_node`` devices; device ``d`` is on node ``d // devices_per_node``."""
+
+    num_nodes: int
+    devices_per_node: int
+    device_kind: Literal["cpu", "cuda"] = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.num_nodes < 1 or self.devices_per_node < 1:
+            raise ValueError(
+                f"a cluster needs at least one node and one device, got {self.num_nodes} x {self.devices_per_node}"
+            )
+
+    @property
+    def num_devices(self) -> int:
+        return self.num_nodes * self.devices_per_node
+
+    def node_of(self, device: int) -> int:
+        return device // self.devices_per_node
