@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -153,7 +154,7 @@ class Dataflow:
     def _describe_cycle(self, cycle: Iterable[str]) -> str:
         names = list(cycle)
         links = []
-        for before, after in zip(names, names[1:], strict=False):
+        for before, after in itertools.pairwise(names):
             keys = [k for k in self.by_name[after].inputs if self.producer[k] == before]
             links.append(
                 f"{after!r} waits for {before!r} through {', '.join(map(repr, keys)) or 'its weights'}"
