@@ -43,8 +43,8 @@ class Call:
         inputs: keys that it reads.
         outputs: keys that it writes.
         samples_per_prompt: of a generate call: answers per prompt.
-        sampling: of a generate call: how tokens are drawn; of an infer call: the distribution whose
-            log-probabilities are wanted.
+        sampling: of a generate call: how tokens are drawn; of an infer or train call: the distribution
+            whose log-probabilities are wanted (None: the model's own, at temperature 1).
         updates: of a train call: into how many optimizer steps the batch is divided.
     """
 
