@@ -8,7 +8,7 @@ import torch
 
 from rlayout.data.batch import Batch
 from rlayout.data.problem import Problem
-from rlayout.data.templates import PromptEncoder
+from rlayout.data.templates import PromptEncoder, Tokenizer
 from rlayout.errors import DataError
 
 
@@ -79,6 +79,17 @@ def supervised_batch(
         masks.append(torch.arange(len(rows[-1])) >= len(prompt))
     mask = torch.cat(masks) if masks else torch.zeros(0, dtype=torch.bool)
     return _pack(ids, rows, problems, "tokens").with_values(tokens={"mask": mask})
+
+
+def answer_texts(answers: Batch, tokenizer: Tokenizer) -> list[str]:
+    """The tokens under the mask of each row as text, without special tokens.
+
+    Args:
+        answers: with ``tokens`` [T] int64 and ``mask`` [T] bool, true on sampled tokens.
+        tokenizer: of the model that sampled.
+    """
+    rows = zip(answers.per_row("tokens"), answers.per_row("mask"), strict=True)
+    return [str(tokenizer.decode(tokens[mask].tolist(), skip_special_tokens=True)) for tokens, mask in rows]
 
 
 def _pack(ids: Sequence[int], rows: list[list[int]], problems: Sequence[Problem], key: str) -> Batch:

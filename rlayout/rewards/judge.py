@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from rlayout.data.batch import Batch
+from rlayout.data.prompts import answer_texts
 from rlayout.data.templates import Tokenizer
 from rlayout.errors import RewardError
 from rlayout.rewards.verifiers import Verdict, Verifier
@@ -33,7 +34,7 @@ class Judge:
         Raises:
             RewardError: the judging of a row failed; the message names the row.
         """
-        texts = self.texts(batch)
+        texts = answer_texts(batch, self.tokenizer)
         problems, finished = batch.rows["problem"], batch.rows["finished"]
         verdicts = [self._judge(*row) for row in zip(batch.ids, problems, texts, finished, strict=True)]
         return batch.with_values(
@@ -44,11 +45,6 @@ class Judge:
                 "reasons": tuple(v.reason for v in verdicts),
             }
         )
-
-    def texts(self, batch: Batch) -> list[str]:
-        """The sampled tokens of each row as text, without special tokens."""
-        answers = [t[m] for t, m in zip(batch.per_row("tokens"), batch.per_row("mask"), strict=True)]
-        return [str(self.tokenizer.decode(a.tolist(), skip_special_tokens=True)) for a in answers]
 
     def _judge(self, row_id: int, problem, text: str, finished) -> Verdict:
         try:

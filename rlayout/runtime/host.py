@@ -35,6 +35,6 @@ class Host:
         else:
             assert compute is not None, f"compute call {call.name!r} has no function"
             result, statistics = compute(batch)
-        result = result.only(call.outputs)
+        fresh = tuple(key for key in result.keys if key not in batch.keys)
         usage = watch.usage(batch.num_tokens)
-        return CallReport(HOST, Rows.of(result), call.outputs, usage, statistics), result
+        return CallReport(HOST, Rows.of(result), fresh, usage, statistics), result.only(fresh)

@@ -15,6 +15,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlayout.errors import PlanError, RlayoutError, WorkerError
+from rlayout.rewards.judge import Judge
 from rlayout.runtime.host import HOST, Host
 from rlayout.runtime.worker import Worker
 from rlayout.spec.cluster import Cluster
@@ -62,15 +63,23 @@ class Session:
         self._address = address
         self._cache_bytes = cache_bytes
 
-    def __enter__(self) -> Session:
+    def start(self, judge: Judge | None) -> None:
+        """Start or join Ray, then the workers and the host of rewards.
+
+        Raises:
+            RlayoutError: something could not start; what had started is ended.
+        """
         try:
             self._connect()
             nodes = choose_nodes(self.cluster, visible_nodes())
             self._spawn(nodes)
+            self.host = ray.remote(num_cpus=0)(Host).remote(judge)
             self._join(nodes)
         except BaseException:
             self.close()
             raise
+
+    def __enter__(self) -> Session:
         return self
 
     def __exit__(
@@ -85,12 +94,6 @@ class Session:
         self.workers, self.host = [], None
         if ray.is_initialized():
             ray.shutdown()
-
-    def start_host(self, judge: Any) -> None:
-        """Start (or replace) the process that runs rewards and computes."""
-        if self.host is not None:
-            ray.kill(self.host, no_restart=True)
-        self.host = ray.remote(num_cpus=0)(Host).remote(judge)
 
     def on_all(self, method: str, *args: Any, what: str, devices: Sequence[int] | None = None) -> list[Any]:
         """Call a method on all (or some) workers and wait for every answer."""

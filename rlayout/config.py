@@ -1,0 +1,172 @@
+"""The configuration of a run: typed, strict, read from YAML with ``key=value`` overrides.
+
+Few knobs: what can be derived from these (micro-batches, cache sizes, stop tokens, the plan) is derived
+by ``rlayout.setup`` and shown by ``rlayout show``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rlayout.algorithms import Grpo, Sft
+from rlayout.errors import ConfigError
+from rlayout.spec.optimization import Optimization
+from rlayout.spec.sampling import Sampling
+from rlayout.spec.serialization import from_plain, to_plain
+from rlayout.spec.task import Dataset, PromptTemplate, Reward
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The model to start from."""
+
+    source: str
+    """A Hugging Face folder, a ``.gguf`` file, or ``package:NAME`` for one inside an installed package."""
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Of computation; the optimizer always keeps float32 weights."""
+
+
+@dataclass(frozen=True)
+class Warmup:
+    """Supervised steps on the dataset's worked solutions, before the algorithm."""
+
+    steps: int
+    rows_per_step: int = 32
+    optimizer: Optimization = field(default_factory=lambda: Optimization(learning_rate=2e-5))
+
+    def __post_init__(self) -> None:
+        _at_least_one(steps=self.steps, rows_per_step=self.rows_per_step)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Greedy accuracy on held-out problems, before the algorithm, after it and in between."""
+
+    problems: int = 128
+    """How many held-out problems; 0 turns evaluation off."""
+    every_steps: int = 0
+    """0: only before and after."""
+
+    def __post_init__(self) -> None:
+        if self.problems < 0 or self.every_steps < 0:
+            raise ValueError("problems and every_steps must not be negative")
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """When weights are written."""
+
+    every_steps: int = 0
+    """0: only at the end."""
+    keep: int = 2
+    """How many of the newest stay."""
+
+    def __post_init__(self) -> None:
+        if self.every_steps < 0:
+            raise ValueError(f"every_steps must not be negative, got {self.every_steps}")
+        _at_least_one(keep=self.keep)
+
+
+@dataclass(frozen=True)
+class ClusterConfig:
+    """Where the workers run."""
+
+    workers: int = 2
+    """Workers on each node: one per device."""
+    nodes: int = 1
+    device: Literal["cpu", "cuda"] = "cpu"
+    address: str | None = None
+    """Of a running Ray cluster to join; null starts one on this machine."""
+    call_timeout_seconds: float = 3600.0
+    """A call that takes longer ends the run with an error that names who did not answer."""
+
+    def __post_init__(self) -> None:
+        _at_least_one(workers=self.workers, nodes=self.nodes)
+        if self.call_timeout_seconds <= 0:
+            raise ValueError(f"call_timeout_seconds must be positive, got {self.call_timeout_seconds}")
+        if self.nodes > 1 and self.address is None:
+            raise ValueError(
+                f"{self.nodes} nodes need 'address' of a running Ray cluster (ray start --head on one machine, "
+                "ray start --address on the others); without it there is one node, this machine"
+            )
+
+
+@dataclass(frozen=True)
+class Config:
+    """One run."""
+
+    model: ModelConfig
+    dataset: Dataset
+    algorithm: Grpo | Sft
+    steps: int
+    prompts_per_step: int
+    prompt: PromptTemplate = field(default_factory=PromptTemplate)
+    reward: Reward | None = None
+    sampling: Sampling = field(default_factory=Sampling)
+    optimizer: Optimization = field(default_factory=Optimization)
+    warmup: Warmup | None = None
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    plan: str | None = None
+    """Path of an execution plan; null places every call on all devices."""
+    seed: int = 0
+    output: str = "runs"
+    """Folder in which the run's own folder is made."""
+
+    def __post_init__(self) -> None:
+        _at_least_one(steps=self.steps, prompts_per_step=self.prompts_per_step)
+        if isinstance(self.algorithm, Grpo) and self.reward is None:
+            raise ValueError("algorithm grpo learns from rewards: add a 'reward' section, e.g. name: exact")
+        rows = self.prompts_per_step * getattr(self.algorithm, "samples_per_prompt", 1)
+        updates = self.algorithm.updates_per_step
+        if rows % updates:
+            fitting = [n for n in range(1, rows + 1) if rows % n == 0]
+            best = min(fitting, key=lambda n: (abs(n - updates), n))
+            raise ValueError(
+                f"algorithm.updates_per_step: {rows} rows per step (prompts_per_step x samples_per_prompt) "
+                f"cannot be divided into {updates} updates of equal size; the nearest that fits is {best}"
+            )
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a configuration file and apply ``key=value`` overrides (``optimizer.learning_rate=1e-5``).
+
+    Raises:
+        ConfigError: the file cannot be read, or a key or value is wrong; the message names the place.
+    """
+    return from_plain(Config, _read(path, overrides))
+
+
+def save_config(config: Config, path: Path) -> None:
+    """Write a configuration so that ``load_config`` returns it again."""
+    path.write_text(yaml.safe_dump(to_plain(config), sort_keys=False))
+
+
+def _read(path: Path, overrides: Sequence[str]) -> Any:
+    for override in overrides:
+        if "=" not in override or override.startswith("="):
+            raise ConfigError(f"override {override!r}: expected key=value, e.g. optimizer.learning_rate=1e-5")
+    if not path.is_file():
+        raise ConfigError(f"no configuration file {path}")
+    try:
+        loaded = OmegaConf.load(path)
+        if not isinstance(loaded, DictConfig):
+            raise ConfigError(f"{path}: expected a mapping of settings")
+        merged = OmegaConf.merge(loaded, OmegaConf.from_dotlist(list(overrides)))
+        return OmegaConf.to_container(merged, resolve=True)
+    except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def _at_least_one(**values: int) -> None:
+    for name, value in values.items():
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")

@@ -1,0 +1,78 @@
+"""What a run learns from and is judged by: tokenizer, problems, verifier, as batches of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rlayout.data.batch import Batch
+from rlayout.data.order import problems_at
+from rlayout.data.problem import Problem
+from rlayout.data.prompts import answer_texts, prompt_batch, supervised_batch
+from rlayout.data.sources import load
+from rlayout.data.templates import PromptEncoder
+from rlayout.errors import DataError
+from rlayout.model.huggingface import load_tokenizer
+from rlayout.rewards.judge import Judge
+from rlayout.rewards.verifiers import build_verifier
+from rlayout.setup import Setup
+
+
+class Material:
+    """Reads the tokenizer and the dataset once."""
+
+    def __init__(self, setup: Setup) -> None:
+        config = setup.config
+        self._setup = setup
+        self.tokenizer: Any = load_tokenizer(config.model.source)
+        self._encoder = PromptEncoder(self.tokenizer, config.prompt)
+        self._problems, held_out = load(config.dataset)
+        if len(held_out) < config.evaluation.problems:
+            raise DataError(
+                f"evaluation.problems: {config.evaluation.problems} held-out problems are wanted, but the dataset "
+                f"has {len(held_out)}; choose at most that many (0 turns evaluation off)"
+            )
+        self._held_out = [held_out[i] for i in range(config.evaluation.problems)]
+        self.judge = Judge(build_verifier(config.reward), self.tokenizer) if config.reward else None
+
+    def rows(self, source: tuple[str, ...], positions: range) -> Batch:
+        """The rows at ``positions`` of the endless, shuffled sequence of training problems.
+
+        Args:
+            source: the keys that the dataflow reads from the dataset: prompts to answer or worked
+                solutions to imitate.
+            positions: global positions; they become the ids of the rows.
+        """
+        indices = problems_at(positions, len(self._problems), self._setup.config.seed)
+        problems = [self._problems[i] for i in indices]
+        if "prompt_tokens" in source:
+            return self._prompts(problems, positions)
+        end = self._setup.sampling.stop_token_ids[0]
+        return supervised_batch(
+            problems,
+            positions,
+            self._encoder,
+            max_positions=self._setup.shape.max_positions,
+            end_token_id=self.tokenizer.eos_token_id or end,
+        ).only(source)
+
+    def held_out_rows(self) -> Batch:
+        """All held-out problems as prompts."""
+        return self._prompts(self._held_out, range(len(self._held_out)))
+
+    def prompts_of(self, questions: Sequence[str]) -> Batch:
+        """Questions of a user's own as prompts."""
+        return self._prompts([Problem(question) for question in questions], range(len(questions)))
+
+    def texts(self, answers: Batch) -> list[str]:
+        """The sampled tokens of each row as text, without special tokens."""
+        return answer_texts(answers, self.tokenizer)
+
+    def _prompts(self, problems: Sequence[Problem], ids: range) -> Batch:
+        return prompt_batch(
+            problems,
+            ids,
+            self._encoder,
+            max_new_tokens=self._setup.sampling.max_new_tokens,
+            max_positions=self._setup.shape.max_positions,
+        )

@@ -1,0 +1,131 @@
+"""From a configuration to everything that a run needs to know before a process starts."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from rlayout.algorithms import Algorithm
+from rlayout.config import Config
+from rlayout.errors import ConfigError, PlanError
+from rlayout.model.huggingface import end_token_ids, read_shape
+from rlayout.planning.heuristics import colocated
+from rlayout.spec.cluster import Cluster
+from rlayout.spec.model_shape import ModelShape
+from rlayout.spec.plan import ExecutionPlan
+from rlayout.spec.sampling import Sampling
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A checked configuration and what was derived from it."""
+
+    config: Config
+    shape: ModelShape
+    sampling: Sampling
+    """With the stop tokens filled in."""
+    algorithm: Algorithm
+    cluster: Cluster
+    plan: ExecutionPlan
+    cache_bytes: int
+    """Memory of the generation cache on each device."""
+    warnings: tuple[str, ...]
+
+
+def prepare(config: Config) -> Setup:
+    """Derive and check; starts nothing and loads no weights.
+
+    Raises:
+        RlayoutError: something does not fit; the message names it.
+    """
+    shape = read_shape(config.model.source)
+    sampling = _with_stop_tokens(config)
+    if sampling.max_new_tokens >= shape.max_positions:
+        raise ConfigError(
+            f"sampling.max_new_tokens: {sampling.max_new_tokens} leaves no room for a prompt in the model's "
+            f"context of {shape.max_positions} tokens"
+        )
+    algorithm = config.algorithm.build(sampling)
+    cluster = Cluster(config.cluster.nodes, config.cluster.workers, config.cluster.device)
+    if config.plan is None:
+        plan = colocated(algorithm.dataflow, cluster, micro_batch_tokens=micro_batch_tokens(config))
+    else:
+        plan = read_plan(Path(config.plan))
+    plan.check(algorithm.dataflow, cluster)
+    return Setup(
+        config=config,
+        shape=shape,
+        sampling=sampling,
+        algorithm=algorithm,
+        cluster=cluster,
+        plan=plan,
+        cache_bytes=_cache_bytes(config),
+        warnings=tuple(_warnings(config)),
+    )
+
+
+def read_plan(path: Path) -> ExecutionPlan:
+    """Read an execution plan file.
+
+    Raises:
+        PlanError: it is missing or is not a plan.
+    """
+    if not path.is_file():
+        raise PlanError(f"no plan file {path}")
+    try:
+        return ExecutionPlan.from_plain(yaml.safe_load(path.read_text()))
+    except yaml.YAMLError as error:
+        raise PlanError(f"{path}: {error}") from error
+
+
+def micro_batch_tokens(config: Config) -> int:
+    """Tokens that a device computes at once: enough to keep its matrix products busy, few enough that
+    activations stay small beside the weights. Replaced by the planner's memory model when there is one.
+    """
+    return 16_384 if config.cluster.device == "cuda" else 2_048
+
+
+def _with_stop_tokens(config: Config) -> Sampling:
+    if config.sampling.stop_token_ids:
+        return config.sampling
+    stop = end_token_ids(config.model.source)
+    if not stop:
+        raise ConfigError(
+            f"sampling.stop_token_ids: the model {config.model.source} names no end token, so no answer would "
+            "ever end; give the id of the token that ends an answer"
+        )
+    return replace(config.sampling, stop_token_ids=tuple(stop))
+
+
+def _cache_bytes(config: Config) -> int:
+    """A quarter of the memory that is free now, shared by the workers of this machine; at most 4 GiB on CPU."""
+    share = psutil.virtual_memory().available // 4 // config.cluster.workers
+    return min(share, 4 * 2**30)
+
+
+def _warnings(config: Config) -> list[str]:
+    cores = os.cpu_count() or 1
+    if config.cluster.device == "cpu" and config.cluster.address is None and config.cluster.workers > cores:
+        return [
+            f"cluster.workers: {config.cluster.workers} workers share {cores} cores; "
+            f"{cores} would be as fast and need less memory"
+        ]
+    return []
+
+
+def describe(setup: Setup) -> dict[str, Any]:
+    """What was derived, as plain data for people."""
+    config = setup.config
+    rows = config.prompts_per_step * getattr(config.algorithm, "samples_per_prompt", 1)
+    return {
+        "rows_per_step": rows,
+        "rows_per_update": rows // config.algorithm.updates_per_step,
+        "optimizer_steps": config.steps * config.algorithm.updates_per_step,
+        "stop_token_ids": list(setup.sampling.stop_token_ids),
+        "cache_gib_per_worker": round(setup.cache_bytes / 2**30, 2),
+    }
