@@ -96,9 +96,9 @@ def plan_transfer(
     """Give every device of ``destination`` what it needs and does not hold, and nothing more.
 
     Of the devices that hold a box, one on the receiver's node sends it if there is one, else any; among
-    these the one that sends least so far, large boxes first. No device sends more than the larger of two
-    fair shares, plus one box: what its node's receivers get from their node over the node's senders, and
-    all bytes over all senders.
+    these the one that sends least so far, large boxes first. So where every source device holds the whole
+    model, none sends more than the larger of two fair shares, plus one parameter: all bytes over all
+    senders, and what receivers on its node need over the senders on its node.
 
     Args:
         parameters: the model's table.
