@@ -30,6 +30,10 @@ class ModelError(RlayoutError):
     """A model folder or file cannot be read as a model that rlayout computes exactly."""
 
 
+class TrainingError(RlayoutError):
+    """An update of the weights cannot be computed, for instance because the gradient is not finite."""
+
+
 class RewardError(RlayoutError):
     """A verifier or reward function failed or returned something that is not a reward."""
 

@@ -1,0 +1,141 @@
+"""AdamW on float32 master weights whose state is divided over the data-parallel ranks (ZeRO stage 1).
+
+Each rank owns one slice of the flat parameter space (flat.py): gradients arrive there summed over ranks,
+the slice is updated, and the new weights are gathered from all ranks. Rajbhandari et al. 2020,
+arXiv 1910.02054, section 5; Loshchilov and Hutter 2019, arXiv 1711.05101, algorithm 2.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from rlayout.errors import TrainingError
+from rlayout.model.flat import FlatTable, Piece
+from rlayout.spec.optimization import Optimization
+
+# The update reads four buffers and passes over them several times; a block of each fits in a core's cache.
+BLOCK_ELEMENTS = 1 << 16
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one optimizer step did. ``grad_norm`` is the global norm before clipping."""
+
+    grad_norm: float
+    learning_rate: float
+
+
+class ShardedAdamW:
+    """Owns the weights of a model's parameters from now on: they become views of one flat buffer.
+
+    Attributes:
+        table: which flat elements belong to which parameter.
+        weights: all weights in the model's dtype, padded to equal slices [P].
+        master, first_moment, second_moment: this rank's slice in float32 [P / ranks]. In a float32 model
+            ``master`` is a view of ``weights``.
+        start: the first flat element of this rank's slice.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimization: Optimization,
+        *,
+        total_steps: int,
+        group: dist.ProcessGroup | None,
+    ) -> None:
+        self._optimization = optimization
+        self._total_steps = total_steps
+        self._group = group
+        num_slices = dist.get_world_size(group) if group else 1
+        self.table = FlatTable(model.named_parameters())
+        self.weights = self.table.adopt(model, num_slices)
+        size = len(self.weights) // num_slices
+        self.start = size * (dist.get_rank(group) if group else 0)
+        own = self.weights[self.start : self.start + size]
+        self.master = own if own.dtype == torch.float32 else own.float()
+        self.first_moment = torch.zeros_like(self.master)
+        self.second_moment = torch.zeros_like(self.master)
+        self.num_updates = 0
+
+    def new_gradient(self) -> Tensor:
+        """A zeroed float32 buffer of the whole flat space, for ``step``."""
+        return torch.zeros(len(self.weights), dtype=torch.float32, device=self.weights.device)
+
+    def step(self, gradient: Tensor) -> Update:
+        """Sum ``gradient`` over the ranks, clip it by its global norm and update the weights on all ranks.
+
+        Args:
+            gradient: this rank's share of the gradient, laid out as the table says [P], float32. It is
+                overwritten.
+
+        Raises:
+            TrainingError: the gradient is not finite. All ranks raise it; weights and state are untouched.
+        """
+        own = self._reduce(gradient)
+        norm = self._global_norm(own)
+        if not math.isfinite(norm):
+            raise self._refusal(own, norm)
+        rate = self._optimization.rate(self.num_updates, self._total_steps)
+        clip = min(1.0, self._optimization.max_grad_norm / (norm + 1e-6))
+        self.num_updates += 1
+        for piece in self.table.pieces(self.start, self.start + len(own)):
+            self._update(piece, own, rate, clip)
+        self._gather()
+        return Update(grad_norm=norm, learning_rate=rate)
+
+    def _reduce(self, gradient: Tensor) -> Tensor:
+        own = gradient[self.start : self.start + len(self.master)]
+        if self._group:
+            dist.reduce_scatter_single(own, gradient, group=self._group)
+        return own
+
+    def _global_norm(self, own: Tensor) -> float:
+        # float64: the square of a finite float32 may not be finite in float32.
+        square = torch.linalg.vector_norm(own, dtype=torch.float64).square()
+        if self._group:
+            dist.all_reduce(square, group=self._group)
+        return math.sqrt(float(square)) if square.isfinite() else float(square)
+
+    def _refusal(self, own: Tensor, norm: float) -> TrainingError:
+        bad = (~own.isfinite()).nonzero()[:1].flatten() + self.start
+        first = bad if len(bad) else torch.tensor([len(self.weights)], device=own.device)
+        if self._group:
+            dist.all_reduce(first, op=dist.ReduceOp.MIN, group=self._group)
+        entry = self.table.at(int(first))
+        return TrainingError(
+            f"update {self.num_updates}: the gradient is not finite (norm {norm}); the first such parameter is "
+            f"{entry.name!r}. The weights were left as they are. A lower learning rate, float32 or a look at "
+            "the batch's log-probabilities and advantages usually shows the cause"
+        )
+
+    def _update(self, piece: Piece, own: Tensor, rate: float, clip: float) -> None:
+        """AdamW on the elements of one parameter in this rank's slice, block by block."""
+        options = self._optimization
+        beta1, beta2 = options.betas
+        correction1, correction2 = 1 - beta1**self.num_updates, 1 - beta2**self.num_updates
+        decay = options.weight_decay if len(piece.entry.shape) > 1 else 0.0
+        for low in range(piece.start - self.start, piece.stop - self.start, BLOCK_ELEMENTS):
+            block = slice(low, min(low + BLOCK_ELEMENTS, piece.stop - self.start))
+            master, first, second = self.master[block], self.first_moment[block], self.second_moment[block]
+            grad = own[block]
+            if clip < 1:
+                grad.mul_(clip)
+            first.lerp_(grad, 1 - beta1)
+            second.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+            scale = (second / correction2).sqrt_().add_(options.eps)
+            if decay:
+                master.mul_(1 - rate * decay)
+            master.addcdiv_(first, scale, value=-rate / correction1)
+
+    def _gather(self) -> None:
+        own = self.weights[self.start : self.start + len(self.master)]
+        if self.master.dtype != own.dtype:
+            own.copy_(self.master)
+        if self._group:
+            dist.all_gather_single(self.weights, own, group=self._group)

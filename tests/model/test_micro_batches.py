@@ -1,0 +1,60 @@
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from rlayout.model.micro_batches import cost, split
+
+ROWS = st.lists(st.integers(1, 300), max_size=60)
+BOUND = st.integers(1, 600)
+
+
+@given(ROWS, BOUND)
+@example([], 1)
+@example([5], 4)
+def test_is_a_partition(lengths: list[int], max_tokens: int) -> None:
+    assert sorted(i for part in split(lengths, max_tokens) for i in part) == list(range(len(lengths)))
+    assert all(split(lengths, max_tokens))
+
+
+@given(ROWS, BOUND)
+def test_keeps_the_bound_except_for_a_single_longer_row(lengths: list[int], max_tokens: int) -> None:
+    for part in split(lengths, max_tokens):
+        assert len(part) == 1 or sum(lengths[i] for i in part) <= max_tokens
+
+
+@given(ROWS, BOUND)
+def test_no_two_micro_batches_would_fit_into_one(lengths: list[int], max_tokens: int) -> None:
+    sizes = sorted(sum(lengths[i] for i in part) for part in split(lengths, max_tokens))
+    # Balanced runs may all be half full, but then there are no more of them than first-fit decreasing needs,
+    # which itself never leaves two bins that fit together: more than half of the room is used on average.
+    assert len(sizes) <= 1 or sum(sizes) * 2 > max_tokens * (len(sizes) - 1)
+
+
+@given(ROWS, BOUND)
+def test_same_rows_same_split(lengths: list[int], max_tokens: int) -> None:
+    assert split(lengths, max_tokens) == split(tuple(lengths), max_tokens)
+
+
+@given(ROWS, BOUND)
+def test_rows_of_a_micro_batch_are_sorted(lengths: list[int], max_tokens: int) -> None:
+    for part in split(lengths, max_tokens):
+        assert [lengths[i] for i in part] == sorted(lengths[i] for i in part)
+
+
+def test_fewest_where_sorted_runs_need_more() -> None:
+    # Sorted runs of at most 10: [1 2 3], [7], [8], [9] are four.
+    assert len(split([9, 1, 8, 2, 7, 3], 10)) == 3
+
+
+def test_similar_lengths_meet() -> None:
+    assert split([100, 10, 90, 11, 95, 12], 300) == [[1, 3, 5, 2], [4, 0]] or split(
+        [100, 10, 90, 11, 95, 12], 300
+    ) == [[1, 3, 5], [2, 4, 0]]
+
+
+def test_balanced() -> None:
+    parts = split([10] * 12, 70)
+    assert [len(part) for part in parts] == [6, 6]
+
+
+def test_a_long_row_is_dearer_than_its_tokens() -> None:
+    assert cost(8192) == 2 * 8192
