@@ -1,0 +1,107 @@
+"""Keys and values of running sequences, one slot of fixed length for each, and attention that uses them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rlayout.model.attention import PackedAttention
+from rlayout.spec.model_shape import ModelShape
+
+
+def token_bytes(shape: ModelShape, dtype: torch.dtype) -> int:
+    """Bytes that one token takes in the cache: keys and values of all layers."""
+    return 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * dtype.itemsize
+
+
+class Cache:
+    """Slots of ``capacity`` tokens.
+
+    Attributes:
+        keys: rotated keys [layers, slots, capacity, K, d]. Zeros where nothing was written: a masked
+            place adds 0 times its value, which must not be the NaN of unset memory.
+        values: same shape.
+    """
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        *,
+        num_slots: int,
+        capacity: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        size = (shape.num_layers, num_slots, capacity, shape.num_kv_heads, shape.head_dim)
+        self.shape = shape
+        self.num_slots = num_slots
+        self.capacity = capacity
+        self.keys = torch.zeros(size, dtype=dtype, device=device)
+        self.values = torch.zeros(size, dtype=dtype, device=device)
+
+    def write(self, layer: int, places_T: Tensor, k_TKd: Tensor, v_TKd: Tensor) -> None:
+        """Store tokens at ``places_T``: slot * capacity + position [T], int64."""
+        self.keys[layer].flatten(0, 1).index_copy_(0, places_T, k_TKd)
+        self.values[layer].flatten(0, 1).index_copy_(0, places_T, v_TKd)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Copy the first ``length`` tokens of a slot to another."""
+        self.keys[:, target, :length] = self.keys[:, source, :length]
+        self.values[:, target, :length] = self.values[:, source, :length]
+
+
+@dataclass(frozen=True)
+class PrefillAttention:
+    """Attention of packed prompts, each from its first token, that also fills their slots."""
+
+    cache: Cache
+    places_T: Tensor
+    packed: PackedAttention
+
+    def __call__(self, layer: int, q_THd: Tensor, k_TKd: Tensor, v_TKd: Tensor) -> Tensor:
+        self.cache.write(layer, self.places_T, k_TKd, v_TKd)
+        return self.packed(layer, q_THd, k_TKd, v_TKd)
+
+
+class DecodeAttention:
+    """Attention of one new token for each of the first B slots, to what its slot holds."""
+
+    def __init__(self, cache: Cache, positions_B: Tensor) -> None:
+        """Prepare one step for all layers.
+
+        Args:
+            cache: holds the tokens before the new ones.
+            positions_B: position of the new token in its sequence [B], int64.
+        """
+        slots = torch.arange(len(positions_B), device=positions_B.device)
+        self.cache = cache
+        self.places_B = slots * cache.capacity + positions_B
+        self.length = int(positions_B.max()) + 1
+        shape = cache.shape
+        self.masks = {
+            window: _mask(positions_B, self.length, window, cache.keys.dtype)
+            for window in {shape.window(layer) for layer in range(shape.num_layers)}
+        }
+
+    def __call__(self, layer: int, q_BHd: Tensor, k_BKd: Tensor, v_BKd: Tensor) -> Tensor:
+        self.cache.write(layer, self.places_B, k_BKd, v_BKd)
+        batch = len(q_BHd)
+        k_BKLd = self.cache.keys[layer, :batch, : self.length].transpose(1, 2)
+        v_BKLd = self.cache.values[layer, :batch, : self.length].transpose(1, 2)
+        # The query heads of one kv head take the place of query tokens, so keys are not expanded.
+        q_BKGd = q_BHd.unflatten(1, (k_BKd.shape[1], -1))
+        mask = self.masks[self.cache.shape.window(layer)]
+        mask = mask.expand(batch, 1, q_BKGd.shape[2], self.length)
+        return F.scaled_dot_product_attention(q_BKGd, k_BKLd, v_BKLd, attn_mask=mask).flatten(1, 2)
+
+
+def _mask(positions_B: Tensor, length: int, window: int | None, dtype: torch.dtype) -> Tensor:
+    """0 for the places that the new token sees and minus infinity for the others [B, 1, 1, length]."""
+    behind = positions_B[:, None, None, None] - torch.arange(length, device=positions_B.device)
+    hidden = behind < 0
+    if window is not None:
+        hidden |= behind >= window
+    return torch.zeros_like(hidden, dtype=dtype).masked_fill_(hidden, float("-inf"))
