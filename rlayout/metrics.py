@@ -42,10 +42,10 @@ def figures(result: StepResult) -> dict[str, float]:
 def answer_figures(answers: Batch) -> dict[str, float]:
     """Figures of judged answers: ``answers`` has ``mask``, ``rewards``, ``correct`` and ``finished``."""
     lengths = answer_lengths(answers)
-    finished = torch.as_tensor(answers.rows["finished"]).float()
+    finished = answers.numbers("finished").float()
     return {
-        "answers/reward": float(torch.as_tensor(answers.rows["rewards"]).mean()),
-        "answers/accuracy": float(torch.as_tensor(answers.rows["correct"]).float().mean()),
+        "answers/reward": float(answers.numbers("rewards").mean()),
+        "answers/accuracy": float(answers.numbers("correct").float().mean()),
         "answers/tokens_mean": float(lengths.mean()),
         "answers/tokens_max": float(lengths.max()),
         "answers/truncated": float(1 - finished.mean()),
@@ -69,17 +69,17 @@ def spans(result: StepResult, stage: str) -> list[dict[str, Any]]:
 def sample_records(answers: Batch, stage: str, step: int, count: int) -> list[Mapping[str, Any]]:
     """The first ``count`` judged answers for people to read."""
     chosen = range(min(count, len(answers)))
-    lengths = answer_lengths(answers)
+    lengths, problems = answer_lengths(answers), answers.objects("problem")
     return [
         {
             "stage": stage,
             "step": step,
             "id": answers.ids[i],
-            "question": answers.rows["problem"][i].question,
-            "expected": answers.rows["problem"][i].answer,
-            "text": answers.rows["texts"][i],
-            "reward": float(answers.rows["rewards"][i]),
-            "verdict": answers.rows["reasons"][i],
+            "question": problems[i].question,
+            "expected": problems[i].answer,
+            "text": answers.objects("texts")[i],
+            "reward": float(answers.numbers("rewards")[i]),
+            "verdict": answers.objects("reasons")[i],
             "tokens": int(lengths[i]),
         }
         for i in chosen

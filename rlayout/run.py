@@ -6,13 +6,12 @@ import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-import torch
 import yaml
 
 from rlayout.algorithms import Algorithm, Sft
 from rlayout.config import save_config
 from rlayout.display import Display, step_line
-from rlayout.evaluation.accuracy import Estimate, accuracy
+from rlayout.evaluation.accuracy import Accuracy, accuracy
 from rlayout.evaluation.dataflow import evaluation_dataflow, evaluation_plan, generation_dataflow
 from rlayout.material import Material
 from rlayout.metrics import answer_figures, figures, sample_records, spans
@@ -50,7 +49,7 @@ class Outcome:
 
     folder: Path
     checkpoint: Path | None = None
-    accuracy: dict[str, Estimate] = field(default_factory=dict)
+    accuracy: dict[str, Accuracy] = field(default_factory=dict)
     """Held-out greedy accuracy by moment, in order."""
     seconds: float = 0.0
 
@@ -217,13 +216,12 @@ class StageRunner:
             rows = self._material.held_out_rows()
             result = self._controller.run(self._evaluation, rows, step, self._display)
             answers = result.fetch(ANSWER_KEYS)
-        correct = torch.as_tensor(answers.rows["correct"])
-        estimate = accuracy(correct)
+        estimate = accuracy(answers.numbers("correct").tolist())
         self._outcome.accuracy[moment] = estimate
         named = {k.replace("answers/", "held_out/"): v for k, v in answer_figures(answers).items()}
         self._tracker.metrics(self._stage.name, step, named)
         self._tracker.samples(sample_records(answers, f"held out {moment}", step, 2 * SAMPLES_PER_STEP))
-        self._display.say(f"held-out accuracy {moment}: {estimate}")
+        self._display.say(f"held-out accuracy {moment}: {estimate.mean:.1%} of {estimate.count}")
 
     def _step(self, step: int) -> str:
         stage = self._stage

@@ -94,6 +94,20 @@ class Batch:
             rows={k: v for k, v in self.rows.items() if k in keys},
         )
 
+    def objects(self, key: str) -> tuple[Any, ...]:
+        """The Python objects of the per-row key ``key``."""
+        value = self.rows[key]
+        if isinstance(value, Tensor):
+            raise DataError(f"batch: {key!r} holds numbers, not objects")
+        return value
+
+    def numbers(self, key: str) -> Tensor:
+        """The tensor of the per-row key ``key``."""
+        value = self.rows[key]
+        if not isinstance(value, Tensor):
+            raise DataError(f"batch: {key!r} holds objects, not numbers")
+        return value
+
     def per_row(self, key: str) -> list[Tensor]:
         """The per-token values of ``key``, split into one tensor per row."""
         return list(self.tokens[key].split(self.lengths.tolist()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from rlayout.spec.dataflow import Call, Dataflow, Kind
-from rlayout.spec.layout import Placement
 from rlayout.spec.plan import ExecutionPlan
 from rlayout.spec.sampling import Sampling
 
@@ -41,5 +40,4 @@ def evaluation_plan(plan: ExecutionPlan, dataflow: Dataflow, role: str = "actor"
     """Place the evaluation where the run generates, or where it trains if it never generates."""
     calls = dataflow.calls_of(role)
     generating = [c for c in calls if c.kind is Kind.GENERATE] or list(calls)
-    placement: Placement = plan[generating[0].name]
-    return ExecutionPlan({"generate": placement})
+    return ExecutionPlan({"generate": plan[generating[0].name]})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import ray
@@ -144,7 +145,7 @@ class Controller:
         result.seconds = time.perf_counter() - start
         return result
 
-    def save(self, role: str, folder: str) -> None:
+    def save(self, role: str, folder: Path) -> None:
         """Write a role's weights as a Hugging Face folder, from the first device of its home."""
         device = self._homes[role].devices[0]
         self._session.on_all("save_role", role, folder, what="save the weights", devices=[device])

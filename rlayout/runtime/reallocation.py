@@ -45,7 +45,7 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors):
         value = zlib.crc32(name.encode(), value)
         flat = tensors[name].detach().contiguous().view(-1).view(torch.uint8)
-        value = zlib.crc32(flat.cpu().numpy(), value)
+        value = zlib.crc32(flat.cpu().numpy().data, value)
     return f"{value:08x}"
 
 

@@ -126,16 +126,16 @@ class Session:
         for device in range(self.cluster.num_devices):
             node = nodes[self.cluster.node_of(device)]
             threads = max(1, int(node.cpus) // per_node)
-            actor = ray.remote(
+            actor: Any = ray.remote(Worker)
+            options = actor.options(
                 num_cpus=min(1.0, node.cpus / per_node),
                 num_gpus=1 if self.cluster.device_kind == "cuda" else 0,
                 max_restarts=0,
-                max_concurrency=1,
                 concurrency_groups={"status": 1},
                 runtime_env={"env_vars": worker_environment(threads, self._address is None)},
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node.identity, soft=False),
-            )(Worker)
-            self.workers.append(actor.remote(device, threads, self._cache_bytes))
+            )
+            self.workers.append(options.remote(device, threads, self._cache_bytes))
 
     def _join(self, nodes: Sequence[Node]) -> None:
         self.on_all("describe", what="start")

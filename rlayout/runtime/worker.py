@@ -81,7 +81,9 @@ class Worker:
         """Create the process groups of ``meshes``; all workers do this with the same list."""
         for mesh in meshes:
             if mesh not in self._groups:
-                self._groups[mesh] = dist.new_group(list(mesh), use_local_synchronization=False)
+                group = dist.new_group(list(mesh))
+                if isinstance(group, dist.ProcessGroup):
+                    self._groups[mesh] = group
 
     def load_role(self, order: RoleOrder) -> None:
         """Read a role's weights from disk; a trained role gets its optimizer."""
