@@ -80,13 +80,15 @@ def _missing(path: Path) -> str:
 
 
 def _jsonl_rows(path: Path) -> Iterator[Row]:
-    # Lines are split at \n alone: JSON texts may hold other line separators, such as U+2028.
-    with path.open(encoding="utf-8", newline="\n") as lines:
+    # As bytes, lines end at \n alone; JSON texts may hold other line separators, such as U+2028.
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
             try:
-                row = json.loads(line)
+                row = json.loads(line.decode())
+            except UnicodeDecodeError as error:
+                raise DataError(f"{path}, line {number}: not UTF-8: {error}") from error
             except json.JSONDecodeError as error:
                 raise DataError(f"{path}, line {number}: not JSON: {error}") from error
             if not isinstance(row, dict):

@@ -13,6 +13,8 @@ from functools import lru_cache
 
 def problem_at(position: int, num_problems: int, seed: int) -> int:
     """Index of the problem at global ``position`` (from 0)."""
+    if position < 0:
+        raise ValueError(f"position {position} is negative")
     epoch, place = divmod(position, num_problems)
     return _permutation(num_problems, seed, epoch)[place]
 

@@ -88,7 +88,7 @@ class ProceduralProblems(Sequence[Problem]):
 def _problem(config: Procedural, entry: Mapping[str, Any]) -> Problem:
     return Problem(
         question=entry["question"],
-        answer=str(entry["answer"]),
+        answer=None if entry["answer"] is None else str(entry["answer"]),
         solution=worked_solution(config.task, entry) if config.task in WORKED else None,
         metadata={"task": config.task, "settings": dict(config.settings), "entry": entry},
     )
