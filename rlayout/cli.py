@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, ParamSpec
 
-import click
 import typer
 from rich.console import Console
 
@@ -25,6 +26,26 @@ from rlayout.setup import Setup, prepare
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 console = Console()
 
+P = ParamSpec("P")
+
+
+def friendly(command: Callable[P, None]) -> Callable[P, None]:
+    """An error of rlayout's own is one message, not a traceback; Ctrl-C ends in order."""
+
+    @functools.wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except RlayoutError as error:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+            raise typer.Exit(1) from error
+        except KeyboardInterrupt as stop:
+            print("stopped: the workers are ended, checkpoints already written are kept", file=sys.stderr)
+            raise typer.Exit(130) from stop
+
+    return wrapped
+
+
 ConfigPath = Annotated[Path, typer.Argument(help="A configuration file.")]
 ConfigOrRun = Annotated[
     Path, typer.Argument(help="A configuration file, or a run's folder: its newest checkpoint is used.")
@@ -35,6 +56,7 @@ Overrides = Annotated[
 
 
 @app.command()
+@friendly
 def train(config: ConfigPath, overrides: Overrides = None) -> None:
     """Train a model."""
     setup = _prepared(load_config(config, overrides or []))
@@ -46,6 +68,7 @@ def train(config: ConfigPath, overrides: Overrides = None) -> None:
 
 
 @app.command()
+@friendly
 def evaluate(config: ConfigOrRun, overrides: Overrides = None) -> None:
     """Measure greedy accuracy on the held-out problems."""
     setup = _prepared(_config_of(config, overrides))
@@ -56,6 +79,7 @@ def evaluate(config: ConfigOrRun, overrides: Overrides = None) -> None:
 
 
 @app.command()
+@friendly
 def generate(
     config: ConfigOrRun,
     overrides: Overrides = None,
@@ -76,6 +100,7 @@ def generate(
 
 
 @app.command()
+@friendly
 def show(
     target: ConfigOrRun,
     overrides: Overrides = None,
@@ -112,17 +137,6 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def main() -> None:
-    """Run the command line; an error of rlayout's own is one message, not a traceback."""
+    """Run the command line."""
     signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        code = app(standalone_mode=False)
-    except RlayoutError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        sys.exit(1)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except (KeyboardInterrupt, click.Abort):
-        print("stopped: the workers are ended, checkpoints already written are kept", file=sys.stderr)
-        sys.exit(130)
-    sys.exit(code or 0)
+    app()

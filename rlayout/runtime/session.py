@@ -126,12 +126,11 @@ class Session:
         for device in range(self.cluster.num_devices):
             node = nodes[self.cluster.node_of(device)]
             threads = max(1, int(node.cpus) // per_node)
-            actor: Any = ray.remote(Worker)
+            actor: Any = ray.remote(concurrency_groups={"status": 1})(Worker)  # pyright: ignore[reportCallIssue]
             options = actor.options(
                 num_cpus=min(1.0, node.cpus / per_node),
                 num_gpus=1 if self.cluster.device_kind == "cuda" else 0,
                 max_restarts=0,
-                concurrency_groups={"status": 1},
                 runtime_env={"env_vars": worker_environment(threads, self._address is None)},
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node.identity, soft=False),
             )
