@@ -209,9 +209,7 @@ def _window_fields(shape: ModelShape) -> dict[str, Any]:
     return {
         "use_sliding_window": shape.sliding_window is not None,
         "sliding_window": shape.sliding_window,
-        "max_window_layers": kinds.index("sliding_attention")
-        if "sliding_attention" in kinds
-        else shape.num_layers,
+        "max_window_layers": first,
         "layer_types": kinds,
     }
 

@@ -37,8 +37,8 @@ PROVENANCE = _names("""
 """)
 BEHAVIOUR = _names("""
     use_cache bos_token_id eos_token_id pad_token_id output_hidden_states output_attentions return_dict
-    chunk_size_feed_forward _attn_implementation attn_implementation temperature top_p top_k do_sample max_length
-    repetition_penalty
+    chunk_size_feed_forward _attn_implementation attn_implementation temperature top_p top_k do_sample
+    max_length repetition_penalty
 """)
 """How transformers' ``generate`` and ``forward`` behave, with the same logits."""
 OTHER_HEADS = _names("id2label label2id num_labels problem_type task_specific_params")
@@ -61,7 +61,8 @@ ROPE_FIELDS: Mapping[str, frozenset[str]] = {
     "linear": _names("factor"),
     "llama3": _names("factor low_freq_factor high_freq_factor original_max_position_embeddings"),
     "yarn": _names("""
-        factor original_max_position_embeddings beta_fast beta_slow attention_factor mscale mscale_all_dim truncate
+        factor original_max_position_embeddings beta_fast beta_slow attention_factor mscale mscale_all_dim
+        truncate
     """),
 }
 """What each kind of rotary embedding reads, besides rope_theta."""
@@ -84,8 +85,8 @@ def check_fields(raw: Mapping[str, Any], family: Family, where: str) -> None:
             raise ModelError(f"{where}: quantization_config is set; give a model with unquantized weights")
         if field not in NEUTRAL:
             raise ModelError(
-                f"{where}: field {field!r} ({value!r}) is not known for {family} models and may change what the "
-                f"model computes; {nearest(field, understood | set(NEUTRAL))}"
+                f"{where}: field {field!r} ({value!r}) is not known for {family} models and may change what "
+                f"the model computes; {nearest(field, understood | set(NEUTRAL))}"
             )
         if value not in NEUTRAL[field]:
             allowed = " or ".join(map(repr, NEUTRAL[field]))
