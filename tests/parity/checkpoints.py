@@ -1,0 +1,106 @@
+"""Tiny random transformers models, one for every feature of the supported families."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+_SIZES: Mapping[str, Any] = {
+    "vocab_size": 101,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def _rope(**fields: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_theta": 1_000.0, **fields}}
+
+
+_LLAMA3 = _rope(
+    rope_type="llama3",
+    factor=4.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=32,
+)
+_YARN = _rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=32)
+_WINDOWS = {"use_sliding_window": True, "sliding_window": 5}
+
+CASES: Mapping[str, Callable[[], PreTrainedModel]] = {
+    "llama-gqa": lambda: LlamaForCausalLM(LlamaConfig(**_SIZES)),
+    "llama-mha": lambda: LlamaForCausalLM(LlamaConfig(**_SIZES | {"num_key_value_heads": 6})),
+    "llama-one-kv-head": lambda: LlamaForCausalLM(LlamaConfig(**_SIZES | {"num_key_value_heads": 1})),
+    "llama-tied": lambda: LlamaForCausalLM(LlamaConfig(**_SIZES, tie_word_embeddings=True)),
+    "llama-biases": lambda: LlamaForCausalLM(LlamaConfig(**_SIZES, attention_bias=True, mlp_bias=True)),
+    "llama-head-dim": lambda: LlamaForCausalLM(LlamaConfig(**_SIZES, head_dim=12)),
+    "llama-linear-rope": lambda: LlamaForCausalLM(
+        LlamaConfig(**_SIZES, **_rope(rope_type="linear", factor=3.0))
+    ),
+    "llama-llama3-rope": lambda: LlamaForCausalLM(LlamaConfig(**_SIZES, **_LLAMA3)),
+    "llama-yarn": lambda: LlamaForCausalLM(LlamaConfig(**_SIZES, **_YARN)),
+    "llama-yarn-all-fields": lambda: LlamaForCausalLM(
+        LlamaConfig(
+            **_SIZES,
+            **_rope(
+                rope_type="yarn",
+                factor=4.0,
+                original_max_position_embeddings=32,
+                beta_fast=16.0,
+                beta_slow=2.0,
+                mscale=0.7,
+                mscale_all_dim=1.3,
+                truncate=False,
+            ),
+        )
+    ),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**_SIZES)),
+    "qwen2-tied-windows": lambda: Qwen2ForCausalLM(
+        Qwen2Config(**_SIZES, tie_word_embeddings=True, max_window_layers=1, **_WINDOWS)
+    ),
+    "qwen2-yarn": lambda: Qwen2ForCausalLM(Qwen2Config(**_SIZES, **_YARN)),
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**_SIZES, head_dim=16)),
+    "qwen3-bias-tied": lambda: Qwen3ForCausalLM(
+        Qwen3Config(**_SIZES, head_dim=8, attention_bias=True, tie_word_embeddings=True)
+    ),
+    "qwen3-layer-types": lambda: Qwen3ForCausalLM(
+        Qwen3Config(
+            **_SIZES,
+            head_dim=8,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+            **_WINDOWS,
+        )
+    ),
+    "mistral-window": lambda: MistralForCausalLM(MistralConfig(**_SIZES, sliding_window=5)),
+    "mistral-head-dim": lambda: MistralForCausalLM(MistralConfig(**_SIZES, sliding_window=None, head_dim=12)),
+}
+
+
+def tiny_model(case: str, seed: int = 0) -> PreTrainedModel:
+    """A float32 model with every weight drawn at random, norms and biases too, so that none can be mixed up."""
+    model = CASES[case]().eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.empty(parameter.shape).normal_(0.0, 0.2, generator=generator)
+            parameter.copy_(1 + noise if "norm" in name else noise)
+    return model
