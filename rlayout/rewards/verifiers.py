@@ -7,6 +7,7 @@ is arbitrary text.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,6 +22,10 @@ from rlayout.rewards.answers import equal_answers, extract
 from rlayout.rewards.user_function import FunctionVerifier
 from rlayout.rewards.verdict import Verdict
 from rlayout.spec.task import Anchor, ExactAnswer, ReasoningGym, Reward, UserFunction
+
+DECEPTIVE = re.compile(r"\*\*|[0-9]{400}|[0-9.]e[-+]?[0-9]{4,}|\b(?:nan|inf|infinity)[ij]?\b", re.IGNORECASE)
+"""Claims that scorers mishandle: ``complex_arithmetic`` of reasoning_gym 0.1.25 gives full marks to NaN,
+``coin_flip`` writes out 1e999999999, ``countdown`` computes 9**9**9**9."""
 
 CUT = Verdict(0.0, False, "cut by the length limit")
 
@@ -97,6 +102,8 @@ class ReasoningGymVerifier:
         found = extract(text, self.anchors, multiline="\n" in str(entry["answer"]))
         if found.answer is None:
             return Verdict(0.0, False, found.reason)
+        if DECEPTIVE.search(found.answer) and not DECEPTIVE.search(str(entry["answer"])):
+            return Verdict(0.0, False, f"not shown to the scorer: {found.answer[:80]!r}")
         score = _score(problem.metadata, found.answer)
         return Verdict(float(score == 1.0), score == 1.0, f"scored {score:g}: {found.answer[:80]!r}")
 
