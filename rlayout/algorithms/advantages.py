@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float32, Float64, Int
 from torch import Tensor
 
 
@@ -20,13 +20,13 @@ class GroupMoments:
             group of one.
     """
 
-    deviation: Float[Tensor, " B"]
-    std: Float[Tensor, " B"]
+    deviation: Float64[Tensor, " B"]
+    std: Float64[Tensor, " B"]
 
 
 def group_advantages(
-    rewards: Float[Tensor, " B"], groups: Sequence[int], *, normalise_std: bool, std_floor: float
-) -> Float[Tensor, " B"]:
+    rewards: Float32[Tensor, " B"], groups: Sequence[int], *, normalise_std: bool, std_floor: float
+) -> Float32[Tensor, " B"]:
     """Reward minus the mean of its group, over the group's standard deviation if asked; float32 [B].
 
     GRPO (arXiv 2402.03300, section 4.1.2); without the division, Dr. GRPO (arXiv 2503.20783, eq. 3).
@@ -46,20 +46,15 @@ def group_advantages(
     return (moments.deviation / scale).to(torch.float32)
 
 
-def group_moments(rewards: Float[Tensor, " B"], groups: Sequence[int]) -> GroupMoments:
-    """Deviation from the group's mean and the group's standard deviation, for each row.
-
-    In float64 and relative to the group's smallest reward: so equal rewards deviate by exactly 0, where
-    the rounded mean of three times 0.1 would not be 0.1.
-    """
+def group_moments(rewards: Float32[Tensor, " B"], groups: Sequence[int]) -> GroupMoments:
+    """Deviation from the group's mean and the group's standard deviation, for each row."""
     index = _group_index(groups)
     num_groups = len(set(groups))
+    # The sum of equal float32 values is exact in float64, so equal rewards deviate by exactly 0; in float32
+    # the mean of three times 0.1 is not 0.1.
     values = rewards.to(torch.float64)
-    smallest = torch.full((num_groups,), torch.inf, dtype=torch.float64)
-    smallest = smallest.scatter_reduce(0, index, values, "amin")
-    shifted = values - smallest[index]
     sizes = _group_sums(torch.ones_like(values), index, num_groups)
-    deviation = shifted - (_group_sums(shifted, index, num_groups) / sizes)[index]
+    deviation = values - (_group_sums(values, index, num_groups) / sizes)[index]
     variance = _group_sums(deviation.square(), index, num_groups) / (sizes - 1).clamp(min=1)
     return GroupMoments(deviation=deviation, std=variance.sqrt()[index])
 
@@ -70,5 +65,7 @@ def _group_index(groups: Sequence[int]) -> Int[Tensor, " B"]:
     return torch.tensor([numbers[group] for group in groups], dtype=torch.int64)
 
 
-def _group_sums(values: Float[Tensor, " B"], index: Int[Tensor, " B"], num_groups: int) -> Float[Tensor, " G"]:
+def _group_sums(
+    values: Float64[Tensor, " B"], index: Int[Tensor, " B"], num_groups: int
+) -> Float64[Tensor, " G"]:
     return torch.zeros(num_groups, dtype=values.dtype).index_add_(0, index, values)

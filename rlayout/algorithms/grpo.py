@@ -165,7 +165,7 @@ class GroupAdvantages:
         Raises:
             RewardError: a reward is not a finite number; it names the row.
         """
-        rewards = torch.as_tensor(batch.rows["rewards"])
+        rewards = torch.as_tensor(batch.rows["rewards"], dtype=torch.float32)
         for row in (~rewards.isfinite()).nonzero().flatten().tolist():
             raise RewardError(
                 f"row {batch.ids[row]} of prompt {batch.groups[row]}: reward {rewards[row].item()}; "

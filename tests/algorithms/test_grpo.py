@@ -134,6 +134,28 @@ def test_other_figures_by_hand():
     assert figures["kl_sampling"].figure == pytest.approx(sum(kl) / 3)
 
 
+def test_clip_shares_count_the_tokens_without_gradient():
+    ratio = torch.tensor([1.25, 1.35, 1.35, 0.75, 0.75, 0.75], dtype=torch.float64)
+    batch = Batch(
+        ids=tuple(range(6)),
+        groups=(0,) * 6,
+        lengths=torch.ones(6, dtype=torch.int64),
+        tokens={
+            "mask": torch.ones(6, dtype=torch.bool),
+            "logprobs": ratio.log(),
+            "entropy": torch.zeros(6),
+            "sampled_logprobs": torch.zeros(6),
+        },
+        # 1.25 is within the upper bound 1.3; an advantage of 0 has no gradient to cut off
+        rows={"advantages": torch.tensor([1.0, 1.0, 0.0, -1.0, 0.0, 1.0])},
+    )
+    loss = dataclasses.replace(TOKEN_MEAN, kl_coef=0.0)
+    _, gradient, figures = evaluate(loss, [batch], totals_of(batch))
+    assert [row for (row, _), grad in gradient.items() if grad == 0.0] == [1, 2, 3, 4]
+    assert figures["clip_high"].value == 1
+    assert figures["clip_low"].value == 1
+
+
 @pytest.mark.parametrize("loss", [TOKEN_MEAN, SEQUENCE_MEAN])
 def test_gradient_by_finite_differences(loss: GrpoLoss):
     batch = random_batch([4, 1, 6, 3], seed=3)

@@ -54,6 +54,15 @@ def test_gradient_by_finite_differences(aggregation):
     assert torch.autograd.gradcheck(value, (batch.tokens["logprobs"].clone().requires_grad_(),))
 
 
+def test_what_lies_outside_the_mask_is_not_looked_at():
+    batch, loss = random_batch([4, 2, 5], seed=1), SftLoss("token_mean")
+    mask = batch.tokens["mask"]
+    spoiled = batch.with_values(
+        tokens={key: batch.tokens[key].where(mask, torch.nan) for key in ("logprobs", "entropy")}
+    )
+    assert evaluate(loss, [spoiled], totals_of(batch)) == evaluate(loss, [batch], totals_of(batch))
+
+
 def test_nothing_to_learn_from():
     batch = random_batch([3, 2], share_masked=0.0)
     value, gradient, figures = evaluate(SftLoss("token_mean"), [batch], totals_of(batch))

@@ -161,7 +161,10 @@ def test_advantages(tiny_trainer, scale_rewards, normalise_std, values):
     prompts = [{"prompt": p} for p in "aaaabbbb"]
     expected = trainer._generate_and_score_completions(prompts)["advantages"]
     found = group_advantages(
-        torch.tensor(values), (0,) * 4 + (1,) * 4, normalise_std=normalise_std, std_floor=Grpo().std_floor
+        torch.tensor(values, dtype=torch.float32),
+        (0,) * 4 + (1,) * 4,
+        normalise_std=normalise_std,
+        std_floor=Grpo().std_floor,
     )
     # TRL computes in float32: a few roundings of 6e-8 of values of about 1.
     torch.testing.assert_close(found, expected.to(torch.float32), rtol=1e-6, atol=1e-6)
