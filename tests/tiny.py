@@ -41,7 +41,10 @@ def tokenizer(chat: bool = True) -> Any:
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     backend.decoder = decoders.Fuse()
     made = PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="<pad>", eos_token="<end>", additional_special_tokens=["<user>", "<bot>"]
+        tokenizer_object=backend,
+        pad_token="<pad>",
+        eos_token="<end>",
+        additional_special_tokens=["<user>", "<bot>"],
     )
     if chat:
         made.chat_template = CHAT_TEMPLATE

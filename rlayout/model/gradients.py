@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 
 from rlayout.model.flat import Entry, FlatTable
+from rlayout.model.functional import add_to
 
 
 class GradientSum:
@@ -36,7 +37,7 @@ class GradientSum:
     def _hook(self, entry: Entry) -> Callable[[Tensor], None]:
         def add(parameter: Tensor) -> None:
             if self._flat is not None and parameter.grad is not None:
-                self._table.view(self._flat, entry).add_(parameter.grad)
+                add_to(self._table.view(self._flat, entry), parameter.grad)
                 parameter.grad = None
 
         return add

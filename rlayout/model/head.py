@@ -7,10 +7,15 @@ backward pass computes them again. The weight is read once and its gradient writ
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
+
+from rlayout.model import native
+from rlayout.model.functional import add_to, transposed
 
 SLICE_ELEMENTS = 1 << 23
 
@@ -34,70 +39,93 @@ def head_scores(
 
 class _HeadScores(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float):
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> Any:
         precise = torch.promote_types(hidden.dtype, torch.float32)
-        num = len(hidden)
-        top = torch.full((num,), -torch.inf, dtype=precise, device=hidden.device)
-        total, weighted = torch.zeros_like(top), torch.zeros_like(top)
-        chosen = torch.empty_like(top)
-        for words, logits in _logit_slices(hidden, weight, temperature, precise):
-            _pick(logits, targets, words, chosen)
-            # Online softmax (Milakov and Gimelshein 2018, arXiv 1805.02867): sums relative to the top so far.
-            higher = torch.maximum(top, logits.amax(-1))
-            shrink = (top - higher).exp_()
-            logits.sub_(higher[:, None])
-            exped = logits.exp()
-            # The sum of exp(x) x shifts with its reference: x is measured from the new top.
-            moved = torch.where(total > 0, (top - higher) * total, 0.0)
-            weighted = (weighted + moved) * shrink + torch.linalg.vecdot(exped, logits)
-            total = total * shrink + exped.sum(-1)
-            top = higher
-        log_total = total.log()
-        normaliser = top + log_total
-        ctx.save_for_backward(hidden, weight, targets, normaliser)  # pyright: ignore
-        ctx.temperature = temperature  # pyright: ignore[reportAttributeAccessIssue]
-        entropy = log_total - weighted / total
+        chosen = torch.empty(len(hidden), dtype=precise, device=hidden.device)
+        sums = RunningSoftmax.start(chosen)
+        for words, logits in _logit_slices(hidden, weight):
+            rows = ((targets >= words.start) & (targets < words.stop)).nonzero().flatten()
+            chosen[rows] = logits[rows, targets[rows] - words.start].to(precise) / temperature
+            sums.add(logits, temperature)
+        ctx.save_for_backward(hidden, weight, targets, sums.normaliser())
+        ctx.temperature = temperature
+        entropy = sums.entropy()
         ctx.mark_non_differentiable(entropy)
-        return chosen - normaliser, entropy
+        return chosen - sums.normaliser(), entropy
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor, _: Tensor):
+    def backward(ctx: Any, *grads: Tensor) -> Any:
         hidden, weight, targets, normaliser = ctx.saved_tensors
-        scale = (grad / ctx.temperature).to(normaliser.dtype)
+        scale = (grads[0] / ctx.temperature).contiguous()
         grad_hidden = torch.zeros(hidden.shape, dtype=normaliser.dtype, device=hidden.device)
         grad_weight = torch.empty_like(weight)
-        hidden_t = hidden.t().contiguous()
-        for words, logits in _logit_slices(hidden, weight, ctx.temperature, normaliser.dtype):
-            # d logprob / d logits = onehot - softmax
-            grad_logits = logits.sub_(normaliser[:, None]).exp_().mul_(-scale[:, None])
-            _add_at(grad_logits, targets, words, scale)
-            narrow = grad_logits.to(hidden.dtype)
-            grad_hidden += narrow @ weight[words]
-            grad_weight[words] = (hidden_t @ narrow).t()
+        hidden_DN = transposed(hidden)
+        for words, logits in _logit_slices(hidden, weight):
+            grad_logits = logit_gradient(logits, normaliser, scale, targets - words.start, ctx.temperature)
+            add_to(grad_hidden, grad_logits @ weight[words])
+            grad_weight[words] = transposed(hidden_DN @ grad_logits)
         return grad_hidden.to(hidden.dtype), grad_weight, None, None
 
 
-def _logit_slices(
-    hidden: Tensor, weight: Tensor, temperature: float, precise: torch.dtype
-) -> Iterator[tuple[slice, Tensor]]:
-    """Yield (words, logits / temperature of those words [N, words]); the logits may be overwritten."""
+def _logit_slices(hidden: Tensor, weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Yield words and the logits of those words [N, words], which may be overwritten."""
     width = max(1, SLICE_ELEMENTS // max(1, len(hidden)))
     for low in range(0, len(weight), width):
         words = slice(low, min(low + width, len(weight)))
-        logits = (hidden @ weight[words].t()).to(precise)
-        yield words, logits if temperature == 1 else logits.div_(temperature)
+        yield words, hidden @ weight[words].t()
 
 
-def _inside(targets: Tensor, words: slice) -> Tensor:
-    return ((targets >= words.start) & (targets < words.stop)).nonzero().flatten()
+@dataclass(frozen=True)
+class RunningSoftmax:
+    """Sums over the words so far, relative to the largest of them (Milakov and Gimelshein 2018, arXiv
+    1805.02867): ``total`` of exp(x - top), ``weighted`` of exp(x - top) (x - top); each [N].
+    """
+
+    top: Tensor
+    total: Tensor
+    weighted: Tensor
+
+    @classmethod
+    def start(cls, like: Tensor) -> RunningSoftmax:
+        return cls(torch.full_like(like, -torch.inf), torch.zeros_like(like), torch.zeros_like(like))
+
+    def add(self, logits: Tensor, temperature: float) -> None:
+        """Take in more words' ``logits`` [N, words]."""
+        if native.usable(logits):
+            sums = (self.top, self.total, self.weighted)
+            native.call("head_add", logits, *sums, *logits.shape, 1 / temperature)
+            return
+        x = logits.to(self.top.dtype) / temperature
+        top = torch.maximum(self.top, x.amax(-1))
+        x -= top[:, None]
+        exped = x.exp()
+        shift = torch.where(self.total > 0, self.top - top, 0.0)  # -inf at the start
+        self.weighted.add_(shift * self.total).mul_(shift.exp()).add_(torch.linalg.vecdot(exped, x))
+        self.total.mul_(shift.exp()).add_(exped.sum(-1))
+        self.top.copy_(top)
+
+    def normaliser(self) -> Tensor:
+        """log of the sum of exp(x) [N]."""
+        return self.top + self.total.log()
+
+    def entropy(self) -> Tensor:
+        """Entropy in nats [N]."""
+        return self.total.log() - self.weighted / self.total
 
 
-def _pick(logits: Tensor, targets: Tensor, words: slice, out: Tensor) -> None:
-    rows = _inside(targets, words)
-    out[rows] = logits[rows, targets[rows] - words.start]
+def logit_gradient(
+    logits: Tensor, normaliser: Tensor, scale: Tensor, targets: Tensor, temperature: float
+) -> Tensor:
+    """scale * (onehot(targets) - softmax) in the dtype of ``logits`` [N, words], which may be overwritten.
 
-
-def _add_at(logits: Tensor, targets: Tensor, words: slice, values: Tensor) -> None:
-    rows = _inside(targets, words)
-    logits[rows, targets[rows] - words.start] += values[rows]
+    A target outside of these words counts as none of them.
+    """
+    if native.usable(logits):
+        arguments = (normaliser, scale, targets, *logits.shape, 1 / temperature)
+        native.call("head_backward", logits, *arguments)
+        return logits
+    grad = (logits.to(normaliser.dtype) / temperature).sub_(normaliser[:, None]).exp_().mul_(-scale[:, None])
+    rows = ((targets >= 0) & (targets < logits.shape[1])).nonzero().flatten()
+    grad[rows, targets[rows]] += scale[rows]
+    return grad.to(logits.dtype)

@@ -15,11 +15,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rlayout.errors import TrainingError
+from rlayout.model import native
 from rlayout.model.flat import FlatTable, Piece
 from rlayout.spec.optimization import Optimization
 
-# The update reads four buffers and passes over them several times; a block of each fits in a core's cache.
-BLOCK_ELEMENTS = 1 << 16
+BLOCK_ELEMENTS = 1 << 20
+"""So many elements are worked on at a time, which bounds the memory of intermediate results."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class ShardedAdamW:
 
     def _global_norm(self, own: Tensor) -> float:
         # float64: the square of a finite float32 may not be finite in float32.
-        square = torch.linalg.vector_norm(own, dtype=torch.float64).square()
+        square = square_sum(own)
         if self._group:
             dist.all_reduce(square, group=self._group)
         return math.sqrt(float(square)) if square.isfinite() else float(square)
@@ -115,23 +116,17 @@ class ShardedAdamW:
         )
 
     def _update(self, piece: Piece, own: Tensor, rate: float, clip: float) -> None:
-        """AdamW on the elements of one parameter in this rank's slice, block by block."""
-        options = self._optimization
-        beta1, beta2 = options.betas
-        correction1, correction2 = 1 - beta1**self.num_updates, 1 - beta2**self.num_updates
-        decay = options.weight_decay if len(piece.entry.shape) > 1 else 0.0
-        for low in range(piece.start - self.start, piece.stop - self.start, BLOCK_ELEMENTS):
-            block = slice(low, min(low + BLOCK_ELEMENTS, piece.stop - self.start))
-            master, first, second = self.master[block], self.first_moment[block], self.second_moment[block]
-            grad = own[block]
-            if clip < 1:
-                grad.mul_(clip)
-            first.lerp_(grad, 1 - beta1)
-            second.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-            scale = (second / correction2).sqrt_().add_(options.eps)
-            if decay:
-                master.mul_(1 - rate * decay)
-            master.addcdiv_(first, scale, value=-rate / correction1)
+        """AdamW on the elements of one parameter in this rank's slice."""
+        here = slice(piece.start - self.start, piece.stop - self.start)
+        adamw(
+            (self.master[here], self.first_moment[here], self.second_moment[here]),
+            own[here],
+            self._optimization,
+            rate=rate,
+            clip=clip,
+            decay=self._optimization.weight_decay if len(piece.entry.shape) > 1 else 0.0,
+            num_updates=self.num_updates,
+        )
 
     def _gather(self) -> None:
         own = self.weights[self.start : self.start + len(self.master)]
@@ -139,3 +134,47 @@ class ShardedAdamW:
             own.copy_(self.master)
         if self._group:
             dist.all_gather_single(self.weights, own, group=self._group)
+
+
+def adamw(
+    state: tuple[Tensor, Tensor, Tensor],
+    grad: Tensor,
+    optimization: Optimization,
+    *,
+    rate: float,
+    clip: float,
+    decay: float,
+    num_updates: int,
+) -> None:
+    """One AdamW update in place.
+
+    Args:
+        state: master weights, first and second moments, each [n] float32.
+        grad: gradient before clipping [n], float32.
+        optimization: for betas and eps.
+        rate: learning rate of this update.
+        clip: factor on the gradient.
+        decay: weight decay per unit of learning rate.
+        num_updates: updates including this one, for the bias correction.
+    """
+    beta1, beta2 = optimization.betas
+    correction1, correction2 = 1 - beta1**num_updates, 1 - beta2**num_updates
+    if native.usable(*state, grad, dtype=torch.float32):
+        constants = (clip, rate, beta1, beta2, optimization.eps, decay, correction1, correction2)
+        native.call("adamw", *state, grad, len(grad), *constants)
+        return
+    for weight, first, second, g in zip(*(x.split(BLOCK_ELEMENTS) for x in (*state, grad)), strict=True):
+        g = g * clip
+        first.lerp_(g, 1 - beta1)
+        second.mul_(beta2).addcmul_(g, g, value=1 - beta2)
+        root = (second / correction2).sqrt_().add_(optimization.eps)
+        weight.mul_(1 - rate * decay).addcdiv_(first, root, value=-rate / correction1)
+
+
+def square_sum(x: Tensor) -> Tensor:
+    """Sum of squares of a float32 vector, in float64."""
+    if native.usable(x, dtype=torch.float32):
+        total = torch.empty((), dtype=torch.float64)
+        native.call("square_sum", x, total, len(x))
+        return total
+    return torch.stack([block.double().square().sum() for block in x.split(BLOCK_ELEMENTS)]).sum()

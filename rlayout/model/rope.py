@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from rlayout.model import functional
 from rlayout.spec.model_shape import ModelShape, RopeScaling
 
 
@@ -40,8 +41,7 @@ def rotation(positions_T: Tensor, inverse_frequencies: Tensor, scale: float, dty
 
 def rotate(x_THd: Tensor, by: Rotation) -> Tensor:
     """Queries or keys [T, heads, d], rotated."""
-    # Three operations where the textbook form takes seven: decoding is bound by their number.
-    return torch.addcmul(x_THd * by.cos_T1d, x_THd.roll(x_THd.shape[-1] // 2, -1), by.sin_T1d)
+    return functional.rotate(x_THd, by.cos_T1d, by.sin_T1d)
 
 
 def frequencies(shape: ModelShape) -> tuple[Tensor, float]:

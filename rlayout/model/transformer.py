@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rlayout.model import functional
 from rlayout.model.rope import Rotation, frequencies, rotate, rotation
 from rlayout.spec.model_shape import ModelShape
 from rlayout.spec.parameters import parameters
@@ -137,7 +137,7 @@ class FeedForward(nn.Module):
         self.down = Linear(allocate, f"{name}.down")
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        return self.down(F.silu(self.gate(x_TD)) * self.up(x_TD))
+        return self.down(functional.swiglu(self.gate(x_TD), self.up(x_TD)))
 
 
 class Linear(nn.Module):
@@ -152,7 +152,7 @@ class Linear(nn.Module):
         self.register_parameter("bias", allocate(f"{name}.bias"))
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
+        return functional.linear(x, self.weight, self.bias)
 
 
 class Embedding(nn.Module):
@@ -165,7 +165,7 @@ class Embedding(nn.Module):
         self.register_parameter("weight", allocate(f"{name}.weight"))
 
     def forward(self, tokens_T: Tensor) -> Tensor:
-        return F.embedding(tokens_T, self.weight)
+        return functional.embedding(tokens_T, self.weight)
 
 
 class Norm(nn.Module):
@@ -179,4 +179,4 @@ class Norm(nn.Module):
         self.register_parameter("weight", allocate(f"{name}.weight"))
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return functional.rms_norm(x, self.weight, self.eps)

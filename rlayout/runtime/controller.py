@@ -145,10 +145,10 @@ class Controller:
         result.seconds = time.perf_counter() - start
         return result
 
-    def save(self, role: str, folder: Path) -> None:
-        """Write a role's weights as a Hugging Face folder, from the first device of its home."""
+    def save(self, role: str, folder: Path, tokenizer: Any) -> None:
+        """Write a role's newest weights and ``tokenizer`` as a Hugging Face folder."""
         device = self._homes[role].devices[0]
-        self._session.on_all("save_role", role, folder, what="save the weights", devices=[device])
+        self._session.on_all("save_role", role, folder, tokenizer, what="save the weights", devices=[device])
 
     # -- issuing --------------------------------------------------------------------------------
 

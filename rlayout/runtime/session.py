@@ -224,15 +224,14 @@ def raise_failures(ready: dict[Any, str], left: Sequence[Any], names: dict[Any, 
         failures |= _failures({ref: names[ref] for ref in late})
     own = [e for e in failures.values() if isinstance(e, RayTaskError) and isinstance(e.cause, RlayoutError)]
     if own:
-        cause = own[0].cause
-        raise type(cause)(f"{cause}\n\nIn {what}; the worker's traceback:\n{own[0].traceback_str}") from own[0]
+        # Such an error explains itself; the worker's traceback is the cause that it is raised from.
+        raise type(own[0].cause)(str(own[0].cause)) from own[0]
     dead = [name for name, e in failures.items() if isinstance(e, RayActorError)]
     if dead:
         reason = str(failures[dead[0]]).strip().splitlines()[0]
         raise WorkerError(f"{', '.join(dead)} died in {what}: {reason}") from failures[dead[0]]
     name, error = next(iter(failures.items()))
-    trace = error.traceback_str if isinstance(error, RayTaskError) else str(error)
-    raise WorkerError(f"{name} failed in {what}:\n{trace}") from error
+    raise WorkerError(f"{name} failed in {what}; the traceback there:\n{error}") from error
 
 
 def _failures(references: dict[Any, str]) -> dict[str, Exception]:

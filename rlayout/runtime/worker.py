@@ -12,12 +12,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from rlayout.data.batch import Batch
 from rlayout.data.objective import Statistic
 from rlayout.errors import WeightVersionError, WorkerError, nearest
 from rlayout.model.generation.engine import Generator
-from rlayout.model.huggingface import load_model, load_tokenizer, save_model
+from rlayout.model.huggingface import load_model, save_model
 from rlayout.model.scoring import infer
 from rlayout.model.training import Trainer
 from rlayout.model.transformer import Transformer
@@ -39,7 +40,6 @@ class HeldRole:
 
     model: Transformer
     trainer: Trainer | None
-    source: str
     version: int = 0
 
 
@@ -96,7 +96,7 @@ class Worker:
                 total_steps=order.total_updates,
                 group=self._groups[order.train_mesh],
             )
-        self._roles[order.role] = HeldRole(model, trainer, order.source)
+        self._roles[order.role] = HeldRole(model, trainer)
 
     def drop_roles(self) -> None:
         """Free every model and optimizer."""
@@ -203,14 +203,13 @@ class Worker:
             seconds=seconds,
         )
 
-    def save_role(self, role: str, folder: Path) -> None:
-        """Write a role's weights and tokenizer as a Hugging Face folder.
+    def save_role(self, role: str, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Write a role's weights with the tokenizer as a Hugging Face folder.
 
         Raises:
             CheckpointError: the folder could not be written; nothing is left of it.
         """
         held = self._held(role)
-        tokenizer = load_tokenizer(held.source)
         with whole_folder(folder) as partial:
             save_model(partial, held.model.shape, weights_of(held.model), tokenizer)
 

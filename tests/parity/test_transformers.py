@@ -50,8 +50,8 @@ def test_logits_and_gradients_agree(case, tmp_path):
         want, got = theirs[parameter.hf_name].grad, ours[parameter.name].grad
         assert want is not None
         assert got is not None
-        # Sums of 43 tokens in another order: a few float32 roundings of the largest entry.
-        assert (got - want).abs().max() <= 2e-5 * want.abs().max(), parameter.name
+        # Sums over 43 tokens in another order; measured at most 3e-6 of the largest entry.
+        assert (got - want).abs().max() <= 1e-5 * want.abs().max(), parameter.name
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -98,8 +98,8 @@ def test_bfloat16_is_as_close_to_float32_as_transformers_is(case, tmp_path):
         ours = packed_logits(model, tokens, LENGTHS).float()
         theirs = oracle_logits(oracle.to(torch.bfloat16), tokens, LENGTHS).float()  # pyright: ignore
     our_error, their_error = (ours - exact).std(), (theirs - exact).std()
-    # Both round at much the same places; a cast left out or put in the wrong place costs far more than a third.
-    assert our_error <= 1.33 * their_error
+    # Both round at much the same places; measured ratios are 0.94 to 1.06.
+    assert our_error <= 1.15 * their_error
 
 
 @pytest.mark.parametrize("case", ["llama-yarn", "mistral-window", "qwen2-tied-windows"])

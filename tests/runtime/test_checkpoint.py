@@ -24,9 +24,10 @@ def test_a_full_disk_leaves_the_earlier_checkpoint(tmp_path: Path) -> None:
     target = tmp_path / "step-1"
     with whole_folder(target) as partial:
         (partial / "weights").write_text("old")
-    with pytest.raises(CheckpointError, match="No space left on device; earlier checkpoints"), whole_folder(
-        target
-    ) as partial:
+    with (
+        pytest.raises(CheckpointError, match="No space left on device; earlier checkpoints"),
+        whole_folder(target) as partial,
+    ):
         (partial / "weights").write_text("half")
         raise OSError(errno.ENOSPC, "No space left on device")
     assert (target / "weights").read_text() == "old"

@@ -53,7 +53,10 @@ def test_a_fitting_plan_passes() -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (plain(devices=[0, 1, 2]), r"plan: calls.train: layout d2 needs 2 devices, but the mesh \[0, 1, 2\] has 3"),
+        (
+            plain(devices=[0, 1, 2]),
+            r"plan: calls.train: layout d2 needs 2 devices, but the mesh \[0, 1, 2\] has 3",
+        ),
         (plain(devices=[1, 1]), "name one device twice"),
         (plain(devices="0,1"), "calls.train.devices: expected a list of device numbers"),
         (plain(layout="t2"), "layout 't2': expected dN"),
@@ -73,14 +76,18 @@ def test_a_wrong_file_is_refused(data: Any, message: str) -> None:
 
 def test_a_device_outside_of_the_cluster() -> None:
     plan = ExecutionPlan.from_plain(plain(devices=[3, 4]))
-    with pytest.raises(PlanError, match=r"calls.train.devices: device 4 is outside .* 1 nodes x 4 devices \(0 to 3\)"):
+    with pytest.raises(
+        PlanError, match=r"calls.train.devices: device 4 is outside .* 1 nodes x 4 devices \(0 to 3\)"
+    ):
         plan.check(FLOW, CLUSTER)
 
 
 def test_a_call_that_the_algorithm_does_not_have() -> None:
     data = plain()
     data["calls"]["trian"] = data["calls"]["train"]
-    with pytest.raises(PlanError, match="calls.trian: the algorithm has no such model call. did you mean 'train'"):
+    with pytest.raises(
+        PlanError, match="calls.trian: the algorithm has no such model call. did you mean 'train'"
+    ):
         ExecutionPlan.from_plain(data).check(FLOW, CLUSTER)
 
 

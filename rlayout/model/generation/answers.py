@@ -26,8 +26,8 @@ class Answers:
         self.ids = (prompt_ids[:, None] * samples_per_prompt + sample).flatten()
         self.counts = torch.zeros_like(self.ids)
         self.finished = torch.zeros_like(self.ids, dtype=torch.bool)
-        self._prompts = prompts.per_row("prompt_tokens")
-        self._groups = tuple(p for p in prompts.ids for _ in range(samples_per_prompt))
+        self._prompts = prompts.only(["prompt_tokens"])
+        self._prompt_tokens = prompts.per_row("prompt_tokens")
         self._samples_per_prompt = samples_per_prompt
         self._max_new_tokens = sampling.max_new_tokens
         self._stop = torch.tensor(sampling.stop_token_ids, dtype=torch.int64, device=device)
@@ -36,12 +36,12 @@ class Answers:
         size = (len(self.ids), 1 + sampling.max_new_tokens)
         self._tokens = torch.zeros(size, dtype=torch.int64, device=device)
         self._logprobs = torch.zeros(size, dtype=torch.float32, device=device)
-        last = [int(prompt[-1]) for prompt in self._prompts]
+        last = [int(prompt[-1]) for prompt in self._prompt_tokens]
         self._tokens[:, 0] = torch.tensor(last, device=device).repeat_interleave(samples_per_prompt)
 
     def prompt(self, row: int) -> Tensor:
         """Tokens of the row's prompt [L], on CPU."""
-        return self._prompts[row // self._samples_per_prompt]
+        return self._prompt_tokens[row // self._samples_per_prompt]
 
     def length(self, row: int) -> int:
         """Tokens of a row, prompt and answer so far."""
@@ -64,27 +64,23 @@ class Answers:
 
     def batch(self) -> Batch:
         """The result: prompts followed by answers, on CPU."""
+        samples = self._samples_per_prompt
+        repeated = self._prompts.select([p for p in range(len(self._prompts)) for _ in range(samples)])
         counts = self.counts.cpu()
+        lengths = repeated.lengths + counts
+        starts = lengths.cumsum(0) - lengths
+        place = torch.arange(int(lengths.sum())) - starts.repeat_interleave(lengths)
+        mask = place >= repeated.lengths.repeat_interleave(lengths)
+        tokens = torch.empty(len(mask), dtype=torch.int64)
+        logprobs = torch.zeros(len(mask))
         answered = torch.arange(1, self._tokens.shape[1]) <= counts[:, None]
-        spans = counts.tolist()
-        new_tokens = self._tokens[:, 1:].cpu()[answered].split(spans)
-        new_logprobs = self._logprobs[:, 1:].cpu()[answered].split(spans)
-        prompts = [prompt for prompt in self._prompts for _ in range(self._samples_per_prompt)]
-        zeros = [torch.zeros(len(prompt)) for prompt in prompts]
-        lengths = torch.tensor([len(p) + n for p, n in zip(prompts, spans, strict=True)], dtype=torch.int64)
+        tokens[~mask] = repeated.tokens["prompt_tokens"]
+        tokens[mask] = self._tokens[:, 1:].cpu()[answered]
+        logprobs[mask] = self._logprobs[:, 1:].cpu()[answered]
         return Batch(
             ids=tuple(self.ids.tolist()),
-            groups=self._groups,
+            groups=repeated.ids,
             lengths=lengths,
-            tokens={
-                "tokens": _interleave(prompts, new_tokens),
-                "sampled_logprobs": _interleave(zeros, new_logprobs),
-                "mask": _interleave([z.bool() for z in zeros], [torch.ones(n).bool() for n in spans]),
-            },
+            tokens={"tokens": tokens, "sampled_logprobs": logprobs, "mask": mask},
             rows={"finished": self.finished.cpu().clone()},
         )
-
-
-def _interleave(first: list[Tensor], second: tuple[Tensor, ...] | list[Tensor]) -> Tensor:
-    """first[0], second[0], first[1], second[1], ... as one tensor."""
-    return torch.cat([part for pair in zip(first, second, strict=True) for part in pair])

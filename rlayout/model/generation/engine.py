@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-import torch.nn.functional as F
 
 from rlayout.data.batch import Batch
 from rlayout.errors import ConfigError, DataError
 from rlayout.model.attention import PackedAttention
 from rlayout.model.generation.answers import Answers
 from rlayout.model.generation.cache import Cache, DecodeAttention, PrefillAttention, token_bytes
+from rlayout.model.generation.packed import for_decoding
 from rlayout.model.generation.randomness import uniforms
 from rlayout.model.generation.sampler import draw, draws_per_token
 from rlayout.model.generation.scheduler import Changes, Copy, Prefill, Scheduler, chunks
@@ -141,6 +141,7 @@ class _Run:
         step: int,
     ) -> None:
         self._model = model
+        self._decoder, self._head = for_decoding(model, cache.num_slots)
         self._cache = cache
         self._answers = answers
         self._sampling = sampling
@@ -184,8 +185,7 @@ class _Run:
         rows = torch.tensor(running, device=device)
         tokens, positions = answers.last(rows)
         attention = DecodeAttention(self._cache, positions)
-        hidden = self._model(tokens, positions, attention)
-        logits = F.linear(hidden, self._model.head_weight)
+        logits = self._head(self._decoder(tokens, positions, attention))
         count = draws_per_token(logits.shape[-1])
         numbers = uniforms(self._seed, self._step, answers.ids[rows], positions + 1, count)
         ended = answers.append(rows, *draw(logits, self._sampling, numbers))

@@ -1,0 +1,283 @@
+/* Elementwise and row-wise work of the transformer on CPU, in bfloat16 with float32 inside.
+ *
+ * Each function is one pass over memory where PyTorch's separate operations take four to twelve. Matrices
+ * are contiguous and row-major. functional.py, softmax.py, head.py and optimizer.py hold the reference of
+ * every function here, and the tests compare the two. Compiled and loaded by native.py.
+ */
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+typedef uint16_t bf16;
+
+/* Below this many elements the threads cost more than they save. */
+#define PARALLEL_ELEMENTS 32768
+
+static inline float widen(bf16 x) {
+    uint32_t bits = (uint32_t)x << 16;
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+/* Round to nearest even; not-a-number stays one. */
+static inline bf16 narrow(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    return x != x ? 0x7fc0 : (bf16)rounded;
+}
+
+/* e^x to 2 units in the last place, written so that compilers vectorize it. Cephes' polynomial on
+ * [-ln 2 / 2, ln 2 / 2]; 0 to float32's smallest normal below -87, capped above 88; NaN stays NaN. */
+static inline float exp_fast(float x) {
+    x = x < -87.0f ? -87.0f : x;
+    x = x > 88.0f ? 88.0f : x;
+    float n = rintf(x * 1.44269504f);
+    float r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    int32_t bits = ((int32_t)n + 127) << 23;
+    float power;
+    memcpy(&power, &bits, 4);
+    return p * power;
+}
+
+typedef uint16_t lanes __attribute__((vector_size(16)));
+enum { LANES = 8, TILE = 128 };
+
+/* Transpose the 8 x 8 block at in (rows of stride cols) into out (rows of stride TILE). */
+static inline void transpose_block(const bf16 *in, long cols, bf16 *out) {
+    lanes a[LANES], b[LANES];
+    for (int i = 0; i < LANES; i++) memcpy(&a[i], in + i * cols, sizeof(lanes));
+    /* Interleaving the first half of the rows with the second, three times, exchanges row and column. */
+    for (int round = 0; round < 3; round++) {
+        for (int i = 0; i < LANES / 2; i++) {
+            b[2 * i] = __builtin_shufflevector(a[i], a[i + 4], 0, 8, 1, 9, 2, 10, 3, 11);
+            b[2 * i + 1] = __builtin_shufflevector(a[i], a[i + 4], 4, 12, 5, 13, 6, 14, 7, 15);
+        }
+        memcpy(a, b, sizeof(a));
+    }
+    for (int i = 0; i < LANES; i++) memcpy(out + i * TILE, &a[i], sizeof(lanes));
+}
+
+/* out[C, R] = in[R, C] transposed, by tiles, so that every cache line is written whole */
+void transpose(const bf16 *restrict in, bf16 *restrict out, long rows, long cols) {
+#pragma omp parallel for if (rows * cols > PARALLEL_ELEMENTS)
+    for (long r0 = 0; r0 < rows; r0 += TILE)
+        for (long c0 = 0; c0 < cols; c0 += TILE) {
+            long r1 = r0 + TILE < rows ? r0 + TILE : rows, c1 = c0 + TILE < cols ? c0 + TILE : cols;
+            bf16 tile[TILE * TILE];
+            if (r1 - r0 == TILE && c1 - c0 == TILE) {
+                for (int r = 0; r < TILE; r += LANES)
+                    for (int c = 0; c < TILE; c += LANES)
+                        transpose_block(in + (r0 + r) * cols + c0 + c, cols, tile + c * TILE + r);
+            } else {
+                for (long r = r0; r < r1; r++)
+                    for (long c = c0; c < c1; c++) tile[(c - c0) * TILE + r - r0] = in[r * cols + c];
+            }
+            for (long c = c0; c < c1; c++) memcpy(out + c * rows + r0, tile + (c - c0) * TILE, (r1 - r0) * 2);
+        }
+}
+
+/* sum[n] += x[n] */
+void accumulate(float *restrict sum, const bf16 *restrict x, long n) {
+#pragma omp parallel for simd if (parallel : n > PARALLEL_ELEMENTS)
+    for (long i = 0; i < n; i++) sum[i] += widen(x[i]);
+}
+
+/* *sum = sum of x[n]^2 */
+void square_sum(const float *restrict x, double *restrict sum, long n) {
+    double total = 0;
+#pragma omp parallel for simd reduction(+ : total) if (parallel : n > PARALLEL_ELEMENTS)
+    for (long i = 0; i < n; i++) total += (double)x[i] * x[i];
+    *sum = total;
+}
+
+/* y[T, D] = x * scale * weight[D], scale[T] = 1 / sqrt(mean(x^2) + eps), which is kept */
+void rms_norm(const bf16 *restrict x, const bf16 *restrict weight, bf16 *restrict y, float *restrict scale,
+              long num, long size, float eps) {
+#pragma omp parallel for if (num * size > PARALLEL_ELEMENTS)
+    for (long t = 0; t < num; t++) {
+        const bf16 *row = x + t * size;
+        float square = 0;
+#pragma omp simd reduction(+ : square)
+        for (long i = 0; i < size; i++) square += widen(row[i]) * widen(row[i]);
+        float s = 1.0f / sqrtf(square / size + eps);
+#pragma omp simd
+        for (long i = 0; i < size; i++) y[t * size + i] = narrow(widen(row[i]) * s * widen(weight[i]));
+        scale[t] = s;
+    }
+}
+
+/* grad_x[T, D], and grad_weight[D] += sum over T; one thread, because the sum is shared */
+void rms_norm_backward(const bf16 *restrict x, const bf16 *restrict weight, const float *restrict scale,
+                       const bf16 *restrict grad, bf16 *restrict grad_x, float *restrict grad_weight, long num,
+                       long size) {
+    for (long t = 0; t < num; t++) {
+        const bf16 *row = x + t * size, *g = grad + t * size;
+        float s = scale[t], dot = 0;
+#pragma omp simd reduction(+ : dot)
+        for (long i = 0; i < size; i++) dot += widen(row[i]) * widen(g[i]) * widen(weight[i]);
+        float pull = dot * s * s / size;
+#pragma omp simd
+        for (long i = 0; i < size; i++) {
+            float xi = widen(row[i]), gi = widen(g[i]);
+            grad_x[t * size + i] = narrow((gi * widen(weight[i]) - xi * pull) * s);
+            grad_weight[i] += gi * xi * s;
+        }
+    }
+}
+
+/* y[n] = silu(gate) * up */
+void swiglu(const bf16 *restrict gate, const bf16 *restrict up, bf16 *restrict y, long n) {
+#pragma omp parallel for simd if (parallel : n > PARALLEL_ELEMENTS)
+    for (long i = 0; i < n; i++) {
+        float g = widen(gate[i]);
+        y[i] = narrow(g / (1.0f + exp_fast(-g)) * widen(up[i]));
+    }
+}
+
+void swiglu_backward(const bf16 *restrict gate, const bf16 *restrict up, const bf16 *restrict grad,
+                     bf16 *restrict grad_gate, bf16 *restrict grad_up, long n) {
+#pragma omp parallel for simd if (parallel : n > PARALLEL_ELEMENTS)
+    for (long i = 0; i < n; i++) {
+        float g = widen(gate[i]), d = widen(grad[i]);
+        float sigmoid = 1.0f / (1.0f + exp_fast(-g)), silu = g * sigmoid;
+        grad_gate[i] = narrow(d * widen(up[i]) * (sigmoid + silu * (1.0f - sigmoid)));
+        grad_up[i] = narrow(d * silu);
+    }
+}
+
+/* y[T, H, d] = x * cos[T, d] + sign * (x with its halves exchanged) * sin[T, d] */
+void rotate(const bf16 *restrict x, const bf16 *restrict cosine, const bf16 *restrict sine, bf16 *restrict y,
+            long num, long heads, long size, float sign) {
+    long half = size / 2;
+#pragma omp parallel for if (num * heads * size > PARALLEL_ELEMENTS)
+    for (long t = 0; t < num; t++) {
+        const bf16 *c = cosine + t * size, *s = sine + t * size;
+        for (long h = 0; h < heads; h++) {
+            const bf16 *in = x + (t * heads + h) * size;
+            bf16 *out = y + (t * heads + h) * size;
+#pragma omp simd
+            for (long i = 0; i < half; i++) {
+                float a = widen(in[i]), b = widen(in[half + i]);
+                out[i] = narrow(a * widen(c[i]) + sign * b * widen(s[i]));
+                out[half + i] = narrow(b * widen(c[half + i]) + sign * a * widen(s[half + i]));
+            }
+        }
+    }
+}
+
+/* In place, scores[B, L, G, M]: softmax over the keys that query l sees, those in
+ * (l + offset - window, l + offset]; 0 elsewhere. */
+void softmax(bf16 *restrict scores, long batch, long queries, long group, long keys, long offset, long window,
+             float scale) {
+    long num = batch * queries * group;
+#pragma omp parallel for if (num * keys > PARALLEL_ELEMENTS)
+    for (long r = 0; r < num; r++) {
+        long last = (r / group) % queries + offset + 1;
+        long stop = last < keys ? last : keys, start = last - window > 0 ? last - window : 0;
+        bf16 *row = scores + r * keys;
+        float values[stop - start], top = -INFINITY, sum = 0;
+#pragma omp simd reduction(max : top)
+        for (long i = 0; i < stop - start; i++) {
+            values[i] = widen(row[start + i]) * scale;
+            top = values[i] > top ? values[i] : top;
+        }
+#pragma omp simd reduction(+ : sum)
+        for (long i = 0; i < stop - start; i++) {
+            values[i] = exp_fast(values[i] - top);
+            sum += values[i];
+        }
+        float inverse = 1.0f / sum;
+        memset(row, 0, start * 2);
+#pragma omp simd
+        for (long i = 0; i < stop - start; i++) row[start + i] = narrow(values[i] * inverse);
+        memset(row + stop, 0, (keys - stop) * 2);
+    }
+}
+
+/* In place, grad[B, L, G, M] becomes the gradient of the unscaled scores. */
+void softmax_backward(const bf16 *restrict probs, bf16 *restrict grad, long batch, long queries, long group,
+                      long keys, long offset, long window, float scale) {
+    long num = batch * queries * group;
+#pragma omp parallel for if (num * keys > PARALLEL_ELEMENTS)
+    for (long r = 0; r < num; r++) {
+        long last = (r / group) % queries + offset + 1;
+        long stop = last < keys ? last : keys, start = last - window > 0 ? last - window : 0;
+        const bf16 *p = probs + r * keys;
+        bf16 *g = grad + r * keys;
+        float dot = 0;
+#pragma omp simd reduction(+ : dot)
+        for (long i = start; i < stop; i++) dot += widen(p[i]) * widen(g[i]);
+        memset(g, 0, start * 2);
+#pragma omp simd
+        for (long i = start; i < stop; i++) g[i] = narrow(widen(p[i]) * (widen(g[i]) - dot) * scale);
+        memset(g + stop, 0, (keys - stop) * 2);
+    }
+}
+
+/* Add logits[N, W] to the running maximum, sum of exp(x - top) and sum of exp(x - top) * (x - top). */
+void head_add(const bf16 *restrict logits, float *restrict top, float *restrict total, float *restrict weighted,
+              long num, long words, float inverse_temperature) {
+#pragma omp parallel for if (num * words > PARALLEL_ELEMENTS)
+    for (long n = 0; n < num; n++) {
+        const bf16 *row = logits + n * words;
+        float high = -INFINITY, sum = 0, dot = 0;
+#pragma omp simd reduction(max : high)
+        for (long i = 0; i < words; i++) {
+            float x = widen(row[i]);
+            high = x > high ? x : high;
+        }
+        high *= inverse_temperature;
+        high = high > top[n] ? high : top[n];
+#pragma omp simd reduction(+ : sum, dot)
+        for (long i = 0; i < words; i++) {
+            float x = widen(row[i]) * inverse_temperature - high, e = exp_fast(x);
+            sum += e;
+            dot += e * x;
+        }
+        float shift = top[n] - high, shrink = total[n] > 0 ? exp_fast(shift) : 0;
+        weighted[n] = (total[n] > 0 ? (weighted[n] + shift * total[n]) * shrink : 0) + dot;
+        total[n] = total[n] * shrink + sum;
+        top[n] = high;
+    }
+}
+
+/* In place: logits[N, W] become scale[n] * (onehot(target) - softmax), target counted from this slice. */
+void head_backward(bf16 *restrict logits, const float *restrict normaliser, const float *restrict scale,
+                   const int64_t *restrict target, long num, long words, float inverse_temperature) {
+#pragma omp parallel for if (num * words > PARALLEL_ELEMENTS)
+    for (long n = 0; n < num; n++) {
+        bf16 *row = logits + n * words;
+        float norm = normaliser[n], s = scale[n];
+        int inside = target[n] >= 0 && target[n] < words;
+        float hit = inside ? s - s * exp_fast(widen(row[target[n]]) * inverse_temperature - norm) : 0;
+#pragma omp simd
+        for (long i = 0; i < words; i++)
+            row[i] = narrow(-s * exp_fast(widen(row[i]) * inverse_temperature - norm));
+        if (inside) row[target[n]] = narrow(hit);
+    }
+}
+
+/* One AdamW update of n master weights; the arguments are those of optimizer.adamw. */
+void adamw(float *restrict weight, float *restrict first, float *restrict second, const float *restrict grad,
+           long n, float clip, float rate, float beta1, float beta2, float eps, float decay, float correction1,
+           float correction2) {
+    float step = rate / correction1, root = 1.0f / sqrtf(correction2), keep = 1.0f - rate * decay;
+#pragma omp parallel for simd if (parallel : n > PARALLEL_ELEMENTS)
+    for (long i = 0; i < n; i++) {
+        float g = grad[i] * clip;
+        float m = first[i] + (g - first[i]) * (1.0f - beta1);
+        float v = second[i] * beta2 + g * g * (1.0f - beta2);
+        first[i] = m;
+        second[i] = v;
+        weight[i] = weight[i] * keep - step * m / (sqrtf(v) * root + eps);
+    }
+}
