@@ -53,7 +53,9 @@ def some_prompts(lengths: tuple[int, ...] = (5, 1, 17, 9, 12), first_id: int = 3
     generator = torch.Generator().manual_seed(seed)
     ids = tuple(range(first_id, first_id + len(lengths)))
     tokens = torch.randint(10, 101, (sum(lengths),), generator=generator)
-    return Batch(ids=ids, groups=ids, lengths=torch.tensor(lengths), tokens={"prompt_tokens": tokens})
+    return Batch(
+        ids=ids, groups=ids, lengths=torch.tensor(lengths, dtype=torch.int64), tokens={"prompt_tokens": tokens}
+    )
 
 
 def generate(model: Transformer, prompts: Batch, sampling: Sampling = SAMPLING, **changes: Any) -> Batch:
