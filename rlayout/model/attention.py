@@ -7,6 +7,9 @@ three, forward and backward). Long ones are cut into blocks of queries, which bo
 and skips the keys that causality or a window hides.
 """
 
+# autograd.Function types its methods for one signature only.
+# pyright: reportIncompatibleMethodOverride=false
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -102,9 +105,10 @@ class _Attend(torch.autograd.Function):
         scale = q_NRd.shape[2] ** -0.5
         grad_NRd = _queries(grads[0], run, grads[0].shape[1] // group)
         grad_q, grad_k, grad_v = torch.empty_like(q_NRd), torch.zeros_like(k_NLd), torch.zeros_like(v_NLd)
-        for block, probs in zip(_blocks(run.length, window), kept, strict=True):
+        for block, saved in zip(_blocks(run.length, window), kept, strict=True):
             rows = slice(block.first * group, block.last * group)
             keys = slice(block.low, block.last)
+            probs = saved
             if probs is None:
                 probs = torch.bmm(q_NRd[:, rows], k_NLd[:, keys].mT)
                 probs = causal_softmax(probs, group, block.offset, window, scale)

@@ -4,6 +4,9 @@ In bfloat16 on CPU they run in ``native.c``; elsewhere they are PyTorch's own. B
 Shapes: T rows (tokens), D size of a row, I inputs and O outputs of a matrix.
 """
 
+# autograd.Function types its methods for one signature only.
+# pyright: reportIncompatibleMethodOverride=false
+
 from __future__ import annotations
 
 from typing import Any
@@ -17,21 +20,21 @@ from rlayout.model import native
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean of x^2 over the last dimension + eps) * weight; ``x`` [..., D], ``weight`` [D]."""
+    """Return x / sqrt(mean of x^2 over the last dimension + eps) * weight; ``x`` [..., D], ``weight`` [D]."""
     if native.usable(x, weight):
         return _apply(_RmsNorm, x, weight, eps)
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up; all of one shape."""
+    """Return silu(gate) * up; all of one shape."""
     if native.usable(gate, up):
         return _apply(_Swiglu, gate, up)
     return F.silu(gate) * up
 
 
 def rotate(x_THd: Tensor, cos_T1d: Tensor, sin_T1d: Tensor) -> Tensor:
-    """x * cos + (x with its halves exchanged) * sin.
+    """Return x * cos + (x with its halves exchanged) * sin.
 
     ``sin_T1d`` is negated in its first half, as rope.Rotation has it; the gradient relies on that.
     """
@@ -42,7 +45,7 @@ def rotate(x_THd: Tensor, cos_T1d: Tensor, sin_T1d: Tensor) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x weight^T + bias; ``x`` [..., I], ``weight`` [O, I]."""
+    """Return x weight^T + bias; ``x`` [..., I], ``weight`` [O, I]."""
     if torch.is_grad_enabled() and weight.requires_grad and x.dim() == 2 and native.usable(x, weight):
         product = _apply(_Linear, x, weight)
         return product if bias is None else product + bias
@@ -57,7 +60,7 @@ def embedding(tokens_T: Tensor, weight: Tensor) -> Tensor:
 
 
 def matrix_gradient(grad: Tensor, x: Tensor) -> Tensor:
-    """grad^T x [O, I] of ``grad`` [T, O] and ``x`` [T, I].
+    """Return grad^T x [O, I] of ``grad`` [T, O] and ``x`` [T, I].
 
     oneDNN's bfloat16 product reads a transposed first factor at a third of the speed (0.4 instead of 1.2
     TFLOP/s measured on one core with AMX), so the smaller factor is transposed first.
@@ -79,7 +82,7 @@ def transposed(x: Tensor) -> Tensor:
 
 
 def add_to(total: Tensor, x: Tensor) -> None:
-    """total += x, of any dtypes and one shape."""
+    """Add ``x`` to ``total``, of any dtypes and one shape."""
     if native.usable(x) and native.usable(total, dtype=torch.float32):
         native.call("accumulate", total, x, x.numel())
     else:

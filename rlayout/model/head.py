@@ -4,6 +4,9 @@ Logits of N tokens over V words would take N x V numbers; here at most ``SLICE_E
 backward pass computes them again. The weight is read once and its gradient written once.
 """
 
+# autograd.Function types its methods for one signature only.
+# pyright: reportIncompatibleMethodOverride=false
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -106,7 +109,7 @@ class RunningSoftmax:
         self.top.copy_(top)
 
     def normaliser(self) -> Tensor:
-        """log of the sum of exp(x) [N]."""
+        """Logarithm of the sum of exp(x) [N]."""
         return self.top + self.total.log()
 
     def entropy(self) -> Tensor:
@@ -117,7 +120,7 @@ class RunningSoftmax:
 def logit_gradient(
     logits: Tensor, normaliser: Tensor, scale: Tensor, targets: Tensor, temperature: float
 ) -> Tensor:
-    """scale * (onehot(targets) - softmax) in the dtype of ``logits`` [N, words], which may be overwritten.
+    """Return scale * (onehot(targets) - softmax) in the dtype of ``logits`` [N, words], which may be changed.
 
     A target outside of these words counts as none of them.
     """
