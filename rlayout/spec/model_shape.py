@@ -53,12 +53,33 @@ class ModelShape:
     """The layers that the window applies to."""
 
     def __post_init__(self) -> None:
+        for name in (
+            "vocab_size",
+            "hidden_size",
+            "intermediate_size",
+            "num_layers",
+            "num_heads",
+            "num_kv_heads",
+            "head_dim",
+            "max_positions",
+        ):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}"
             )
         if self.head_dim % 2:
             raise ValueError(f"head_dim {self.head_dim} is odd; rotary embedding needs pairs")
+        if (self.sliding_window is None) != (not self.sliding_layers):
+            raise ValueError(
+                f"sliding_window {self.sliding_window} and sliding_layers {self.sliding_layers}: "
+                "give both or none"
+            )
+        if any(not 0 <= layer < self.num_layers for layer in self.sliding_layers):
+            raise ValueError(f"sliding_layers {self.sliding_layers}: there are {self.num_layers} layers")
+        if self.sliding_window is not None and self.sliding_window < 1:
+            raise ValueError(f"sliding_window must be at least 1, got {self.sliding_window}")
 
     @property
     def queries_per_kv(self) -> int:

