@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rlayout.algorithms import Grpo, Sft
 from rlayout.errors import ConfigError
+from rlayout.spec.cluster import DeviceKind
 from rlayout.spec.optimization import Optimization
 from rlayout.spec.sampling import Sampling
 from rlayout.spec.serialization import from_plain, to_plain
@@ -81,7 +82,7 @@ class ClusterConfig:
     workers: int = 2
     """Workers on each node: one per device."""
     nodes: int = 1
-    device: Literal["cpu", "cuda"] = "cpu"
+    device: DeviceKind = "cpu"
     address: str | None = None
     """Of a running Ray cluster to join; null starts one on this machine."""
     call_timeout_seconds: float = 3600.0

@@ -86,6 +86,14 @@ class Batch:
         """A copy with more (or replaced) values."""
         return replace(self, tokens={**self.tokens, **(tokens or {})}, rows={**self.rows, **(rows or {})})
 
+    def to(self, device: torch.device) -> Batch:
+        """A copy whose values are on ``device``; ids and lengths stay where they are."""
+        return replace(
+            self,
+            tokens={k: v.to(device) for k, v in self.tokens.items()},
+            rows={k: v.to(device) if isinstance(v, Tensor) else v for k, v in self.rows.items()},
+        )
+
     def only(self, keys: Sequence[str]) -> Batch:
         """A copy with just these keys (those that it has)."""
         return replace(

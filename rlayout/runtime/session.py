@@ -134,7 +134,7 @@ class Session:
                 runtime_env={"env_vars": worker_environment(threads, self._address is None)},
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node.identity, soft=False),
             )
-            self.workers.append(options.remote(device, threads, self._cache_bytes))
+            self.workers.append(options.remote(device, self.cluster.device_kind, threads, self._cache_bytes))
 
     def _join(self, nodes: Sequence[Node]) -> None:
         self.on_all("describe", what="start")

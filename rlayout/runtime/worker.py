@@ -28,6 +28,7 @@ from rlayout.runtime.orders import CallOrder, CallReport, RoleOrder
 from rlayout.runtime.reallocation import Receipt, digest, transfer
 from rlayout.runtime.store import Rows, assemble
 from rlayout.runtime.usage import Stopwatch
+from rlayout.spec.cluster import DeviceKind
 from rlayout.spec.dataflow import Kind
 
 EMPTY = Batch((), (), torch.zeros(0, dtype=torch.int64))
@@ -46,9 +47,11 @@ class HeldRole:
 class Worker:
     """Runs in its own process; one method at a time, in the order in which the controller asks."""
 
-    def __init__(self, device: int, num_threads: int, cache_bytes: int) -> None:
+    def __init__(self, device: int, kind: DeviceKind, num_threads: int, cache_bytes: int) -> None:
+        """Hold device ``device`` of the cluster, the only one of its kind that this process sees."""
         torch.set_num_threads(num_threads)
         self._device = device
+        self._torch_device = torch.device(kind)
         self._cache_bytes = cache_bytes
         self._roles: dict[str, HeldRole] = {}
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
@@ -68,7 +71,7 @@ class Worker:
 
     def join(self, address: str, num_workers: int, timeout_seconds: float) -> None:
         """Meet the other workers at ``address`` (``tcp://host:port``)."""
-        backend = "nccl" if torch.cuda.is_available() else "gloo"
+        backend = "nccl" if self._torch_device.type == "cuda" else "gloo"
         dist.init_process_group(
             backend,
             init_method=address,
@@ -87,7 +90,7 @@ class Worker:
 
     def load_role(self, order: RoleOrder) -> None:
         """Read a role's weights from disk; a trained role gets its optimizer."""
-        model = load_model(order.source, dtype=DTYPES[order.dtype])
+        model = load_model(order.source, dtype=DTYPES[order.dtype], device=self._torch_device)
         trainer = None
         if order.train_mesh is not None and order.optimization is not None:
             trainer = Trainer(
@@ -111,13 +114,14 @@ class Worker:
         batch = EMPTY
         if ids:
             batch = assemble(pieces, ids, [order.groups[i] for i in ids], order.call.inputs)
+            batch = batch.to(self._torch_device)
         watch = Stopwatch()
         statistics: Mapping[str, Statistic] = {}
         result = None
         if order.call.kind is Kind.TRAIN:
             statistics = self._train(order, held, batch)
         elif ids:
-            result = self._forward(order, held, batch)
+            result = self._forward(order, held, batch).to(torch.device("cpu"))
         usage = watch.usage((result or batch).num_tokens)
         rows = Rows.of(result or EMPTY)
         return CallReport(self._device, rows, order.call.outputs, usage, statistics), result

@@ -5,19 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+DeviceKind = Literal["cpu", "cuda"]
+
 
 @dataclass(frozen=True)
 class Cluster:
-    """``num_nodes`` nodes of ``devices_per_node`` devices; device ``d`` is on node ``d // devices_per_node``."""
+    """``num_nodes`` nodes of ``devices_per_node`` devices each; devices are numbered node by node."""
 
     num_nodes: int
     devices_per_node: int
-    device_kind: Literal["cpu", "cuda"] = "cpu"
+    device_kind: DeviceKind = "cpu"
 
     def __post_init__(self) -> None:
         if self.num_nodes < 1 or self.devices_per_node < 1:
             raise ValueError(
-                f"a cluster needs at least one node and one device, got {self.num_nodes} x {self.devices_per_node}"
+                f"a cluster needs at least one node and one device, got {self.num_nodes} nodes of "
+                f"{self.devices_per_node} devices"
             )
 
     @property

@@ -7,8 +7,8 @@ An unknown key, a missing key or a value of the wrong type is a ``ConfigError`` 
 
 from __future__ import annotations
 
+import collections.abc
 import dataclasses
-import enum
 import types
 import typing
 from collections.abc import Mapping
@@ -20,11 +20,9 @@ T = TypeVar("T")
 
 
 def to_plain(value: Any) -> Any:
-    """Turn dataclasses, tuples and enums into dicts, lists and values, recursively."""
+    """Turn dataclasses and tuples into dicts and lists, recursively."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, enum.Enum):
-        return value.value
     if isinstance(value, Mapping):
         return {str(k): to_plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -47,22 +45,14 @@ def from_plain(cls: type[T], data: Any, where: str = "") -> T:
 
 
 def _build(kind: Any, data: Any, where: str) -> Any:
-    origin = typing.get_origin(kind)
     if kind is Any:
         return data
-    if origin in (typing.Union, types.UnionType):
-        return _build_union(typing.get_args(kind), data, where)
-    if origin is typing.Literal:
-        return _build_literal(typing.get_args(kind), data, where)
-    if origin is tuple:
-        return _build_tuple(typing.get_args(kind), data, where)
-    if origin in (dict, Mapping) or origin is typing.get_origin(Mapping[str, str]):
-        return _build_mapping(typing.get_args(kind), data, where)
+    origin = typing.get_origin(kind)
+    builder = _BUILDERS.get(origin) if origin else None
+    if builder is not None:
+        return builder(typing.get_args(kind), data, where)
     if dataclasses.is_dataclass(kind):
         return _build_dataclass(kind, data, where)
-    if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        values = tuple(member.value for member in kind)
-        return kind(_build_literal(values, data, where))
     return _build_scalar(kind, data, where)
 
 
@@ -135,6 +125,16 @@ def _build_mapping(args: tuple[Any, ...], data: Any, where: str) -> Any:
     if not isinstance(data, Mapping):
         raise ConfigError(f"{_at(where)}expected a mapping, got {data!r}")
     return {_build(args[0], k, where): _build(args[1], v, _join(where, str(k))) for k, v in data.items()}
+
+
+_BUILDERS = {
+    typing.Union: _build_union,
+    types.UnionType: _build_union,
+    typing.Literal: _build_literal,
+    tuple: _build_tuple,
+    dict: _build_mapping,
+    collections.abc.Mapping: _build_mapping,
+}
 
 
 def _build_scalar(kind: Any, data: Any, where: str) -> Any:
