@@ -27,6 +27,9 @@ DECEPTIVE = re.compile(r"\*\*|[0-9]{400}|[0-9.]e[-+]?[0-9]{4,}|\b(?:nan|inf|infi
 """Claims that scorers mishandle: ``complex_arithmetic`` of reasoning_gym 0.1.25 gives full marks to NaN,
 ``coin_flip`` writes out 1e999999999, ``countdown`` computes 9**9**9**9."""
 
+UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, SyntaxError, TypeError, ValueError)
+"""What a scorer may raise at an answer of another form than it expects."""
+
 CUT = Verdict(0.0, False, "cut by the length limit")
 
 
@@ -104,17 +107,34 @@ class ReasoningGymVerifier:
             return Verdict(0.0, False, found.reason)
         if DECEPTIVE.search(found.answer) and not DECEPTIVE.search(str(entry["answer"])):
             return Verdict(0.0, False, f"not shown to the scorer: {found.answer[:80]!r}")
-        score = _score(problem.metadata, found.answer)
-        return Verdict(float(score == 1.0), score == 1.0, f"scored {score:g}: {found.answer[:80]!r}")
+        return _ask_scorer(problem.metadata, found.answer)
 
 
-def _score(metadata: Mapping[str, Any], answer: str) -> float:
-    task = metadata["task"]
+def _ask_scorer(metadata: Mapping[str, Any], answer: str) -> Verdict:
+    """Judge by the task's scorer.
+
+    Several scorers raise on answers that they cannot read (``prime_factorization`` on any that is not made
+    of integers). Such an answer is wrong, if the scorer works at all: it must score the reference answer.
+    """
+    task, entry = metadata["task"], dict(metadata["entry"])
     scorer = _scorer(task, json.dumps(metadata["settings"], sort_keys=True))
     try:
-        return float(scorer.score_answer(answer=answer, entry=dict(metadata["entry"])))
+        score = float(scorer.score_answer(answer=answer, entry=entry))
+    except UNREADABLE as error:
+        if not _scores_its_reference(scorer, entry):
+            raise RewardError(f"the scorer of task {task!r} failed on {answer[:200]!r}: {error!r}") from error
+        return Verdict(0.0, False, f"the scorer cannot read {answer[:80]!r}: {error!r}")
     except Exception as error:
         raise RewardError(f"the scorer of task {task!r} failed on {answer[:200]!r}: {error!r}") from error
+    return Verdict(float(score == 1.0), score == 1.0, f"scored {score:g}: {answer[:80]!r}")
+
+
+def _scores_its_reference(scorer: ProceduralDataset, entry: dict[str, Any]) -> bool:
+    try:
+        scorer.score_answer(answer=entry["answer"], entry=entry)
+    except UNREADABLE:
+        return False
+    return True
 
 
 @lru_cache(maxsize=64)

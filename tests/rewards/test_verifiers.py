@@ -1,6 +1,7 @@
 """Verifiers pay right answers and nothing else."""
 
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -70,6 +71,22 @@ def test_reasoning_gym_judges_answers_that_are_not_unique():
 def test_values_that_deceive_or_stop_a_scorer_are_not_shown_to_it(task, claim):
     verdict = build_verifier(ReasoningGym()).judge(gym_problem(task), f"#### {claim}", True)
     assert verdict.reward == 0.0
+
+
+def test_an_answer_that_the_scorer_cannot_read_is_wrong():
+    problem = gym_problem("prime_factorization")
+    verifier = build_verifier(ReasoningGym())
+    assert verifier.judge(problem, f"#### {problem.answer}", True).correct
+    verdict = verifier.judge(problem, "#### two", True)
+    assert verdict.reward == 0.0
+    assert verdict.reason.startswith("the scorer cannot read 'two': ValueError")
+
+
+def test_a_scorer_that_fails_on_the_reference_answer_too_is_an_error():
+    problem = gym_problem("chain_sum")
+    broken = replace(problem, metadata={**problem.metadata, "entry": {"answer": 7}})
+    with pytest.raises(RewardError, match=r"scorer of task 'chain_sum' failed on '7': TypeError"):
+        build_verifier(ReasoningGym()).judge(broken, "#### 7", True)
 
 
 def test_reasoning_gym_refuses_a_problem_from_elsewhere():
