@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import (
     AutoModelForCausalLM,
-    LlamaConfig,
     LlamaForCausalLM,
-    MistralConfig,
     MistralForCausalLM,
     PreTrainedModel,
-    Qwen2Config,
     Qwen2ForCausalLM,
-    Qwen3Config,
     Qwen3ForCausalLM,
 )
 
@@ -46,60 +42,58 @@ _LLAMA3 = _rope(
     original_max_position_embeddings=32,
 )
 _YARN = _rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=32)
+_YARN_ALL_FIELDS = _rope(
+    rope_type="yarn",
+    factor=4.0,
+    original_max_position_embeddings=32,
+    beta_fast=16.0,
+    beta_slow=2.0,
+    mscale=0.7,
+    mscale_all_dim=1.3,
+    truncate=False,
+)
 _WINDOWS = {"use_sliding_window": True, "sliding_window": 5}
 
-CASES: Mapping[str, Callable[[], PreTrainedModel]] = {
-    "llama-gqa": lambda: LlamaForCausalLM(LlamaConfig(**_SIZES)),
-    "llama-mha": lambda: LlamaForCausalLM(LlamaConfig(**_SIZES | {"num_key_value_heads": 6})),
-    "llama-one-kv-head": lambda: LlamaForCausalLM(LlamaConfig(**_SIZES | {"num_key_value_heads": 1})),
-    "llama-tied": lambda: LlamaForCausalLM(LlamaConfig(**_SIZES, tie_word_embeddings=True)),
-    "llama-biases": lambda: LlamaForCausalLM(LlamaConfig(**_SIZES, attention_bias=True, mlp_bias=True)),
-    "llama-head-dim": lambda: LlamaForCausalLM(LlamaConfig(**_SIZES, head_dim=12)),
-    "llama-linear-rope": lambda: LlamaForCausalLM(
-        LlamaConfig(**_SIZES, **_rope(rope_type="linear", factor=3.0))
+CASES: Mapping[str, tuple[type[PreTrainedModel], dict[str, Any]]] = {
+    "llama-gqa": (LlamaForCausalLM, {}),
+    "llama-mha": (LlamaForCausalLM, {"num_key_value_heads": 6}),
+    "llama-one-kv-head": (LlamaForCausalLM, {"num_key_value_heads": 1}),
+    "llama-tied": (LlamaForCausalLM, {"tie_word_embeddings": True}),
+    "llama-biases": (LlamaForCausalLM, {"attention_bias": True, "mlp_bias": True}),
+    "llama-head-dim": (LlamaForCausalLM, {"head_dim": 12}),
+    "llama-linear-rope": (LlamaForCausalLM, _rope(rope_type="linear", factor=3.0)),
+    "llama-llama3-rope": (LlamaForCausalLM, _LLAMA3),
+    "llama-yarn": (LlamaForCausalLM, _YARN),
+    "llama-yarn-all-fields": (LlamaForCausalLM, _YARN_ALL_FIELDS),
+    "qwen2": (Qwen2ForCausalLM, {}),
+    "qwen2-tied-windows": (
+        Qwen2ForCausalLM,
+        {"tie_word_embeddings": True, "max_window_layers": 1, **_WINDOWS},
     ),
-    "llama-llama3-rope": lambda: LlamaForCausalLM(LlamaConfig(**_SIZES, **_LLAMA3)),
-    "llama-yarn": lambda: LlamaForCausalLM(LlamaConfig(**_SIZES, **_YARN)),
-    "llama-yarn-all-fields": lambda: LlamaForCausalLM(
-        LlamaConfig(
-            **_SIZES,
-            **_rope(
-                rope_type="yarn",
-                factor=4.0,
-                original_max_position_embeddings=32,
-                beta_fast=16.0,
-                beta_slow=2.0,
-                mscale=0.7,
-                mscale_all_dim=1.3,
-                truncate=False,
-            ),
-        )
+    "qwen2-yarn": (Qwen2ForCausalLM, _YARN),
+    "qwen3": (Qwen3ForCausalLM, {"head_dim": 16}),
+    "qwen3-bias-tied": (
+        Qwen3ForCausalLM,
+        {"head_dim": 8, "attention_bias": True, "tie_word_embeddings": True},
     ),
-    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**_SIZES)),
-    "qwen2-tied-windows": lambda: Qwen2ForCausalLM(
-        Qwen2Config(**_SIZES, tie_word_embeddings=True, max_window_layers=1, **_WINDOWS)
-    ),
-    "qwen2-yarn": lambda: Qwen2ForCausalLM(Qwen2Config(**_SIZES, **_YARN)),
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**_SIZES, head_dim=16)),
-    "qwen3-bias-tied": lambda: Qwen3ForCausalLM(
-        Qwen3Config(**_SIZES, head_dim=8, attention_bias=True, tie_word_embeddings=True)
-    ),
-    "qwen3-layer-types": lambda: Qwen3ForCausalLM(
-        Qwen3Config(
-            **_SIZES,
-            head_dim=8,
-            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    "qwen3-layer-types": (
+        Qwen3ForCausalLM,
+        {
+            "head_dim": 8,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
             **_WINDOWS,
-        )
+        },
     ),
-    "mistral-window": lambda: MistralForCausalLM(MistralConfig(**_SIZES, sliding_window=5)),
-    "mistral-head-dim": lambda: MistralForCausalLM(MistralConfig(**_SIZES, sliding_window=None, head_dim=12)),
+    "mistral-window": (MistralForCausalLM, {"sliding_window": 5}),
+    "mistral-head-dim": (MistralForCausalLM, {"sliding_window": None, "head_dim": 12}),
 }
 
 
 def tiny_model(case: str, seed: int = 0) -> PreTrainedModel:
     """A float32 model with every weight drawn at random, norms and biases too, so that none can be mixed up."""
-    model = CASES[case]().eval()
+    kind, changes = CASES[case]
+    config_class: Any = kind.config_class
+    model = kind(config_class(**_SIZES | changes)).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -109,7 +103,7 @@ def tiny_model(case: str, seed: int = 0) -> PreTrainedModel:
 
 
 def load_strictly(folder: Path) -> PreTrainedModel:
-    """What transformers loads from a folder, provided that no tensor is missing, unexpected or of another shape."""
+    """What transformers loads from a folder, provided that no tensor is missing or unexpected."""
     loaded: Any = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     model, report = loaded
     assert not any(report.values()), report
