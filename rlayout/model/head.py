@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 from rlayout.model import native
 from rlayout.model.functional import add_to, transposed
 
-SLICE_ELEMENTS = 1 << 23
+SLICE_ELEMENTS = 1 << 22
 
 
 def head_scores(
@@ -94,12 +94,12 @@ class RunningSoftmax:
         return cls(torch.full_like(like, -torch.inf), torch.zeros_like(like), torch.zeros_like(like))
 
     def add(self, logits: Tensor, temperature: float) -> None:
-        """Take in more words' ``logits`` [N, words]."""
+        """Take in more words' ``logits`` [N, words], which may be changed."""
         if native.usable(logits):
             sums = (self.top, self.total, self.weighted)
             native.call("head_add", logits, *sums, *logits.shape, 1 / temperature)
             return
-        x = logits.to(self.top.dtype) / temperature
+        x = logits.to(self.top.dtype).div_(temperature)
         top = torch.maximum(self.top, x.amax(-1))
         x -= top[:, None]
         exped = x.exp()
@@ -128,7 +128,7 @@ def logit_gradient(
         arguments = (normaliser, scale, targets, *logits.shape, 1 / temperature)
         native.call("head_backward", logits, *arguments)
         return logits
-    grad = (logits.to(normaliser.dtype) / temperature).sub_(normaliser[:, None]).exp_().mul_(-scale[:, None])
+    grad = logits.to(normaliser.dtype).div_(temperature).sub_(normaliser[:, None]).exp_().mul_(-scale[:, None])
     rows = ((targets >= 0) & (targets < logits.shape[1])).nonzero().flatten()
     grad[rows, targets[rows]] += scale[rows]
     return grad.to(logits.dtype)

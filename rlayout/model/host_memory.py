@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _LARGE = 1 << 30
 
 
@@ -22,7 +22,10 @@ def keep_freed_memory() -> bool:
     libc = _glibc()
     if libc is None:
         return False
-    return bool(libc.mallopt(_M_MMAP_THRESHOLD, _LARGE) and libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1))
+    # Threads other than the first would get heaps of their own, which cannot hold large blocks.
+    settings = {_M_ARENA_MAX: 1, _M_MMAP_THRESHOLD: _LARGE, _M_TRIM_THRESHOLD: 2**31 - 1}
+    done = [libc.mallopt(name, value) for name, value in settings.items()]
+    return all(done)
 
 
 def give_back_memory() -> None:

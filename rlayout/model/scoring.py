@@ -9,10 +9,14 @@ from rlayout.data.batch import Batch
 from rlayout.data.objective import TokenScores
 from rlayout.errors import DataError
 from rlayout.model.attention import PackedAttention
+from rlayout.model.generation.sampler import restrict
 from rlayout.model.head import head_scores
 from rlayout.model.micro_batches import split
 from rlayout.model.transformer import Transformer
 from rlayout.spec.sampling import Sampling
+
+ROWS_OF_LOGITS = 64
+"""Rows of logits that exist at once under top-k and top-p."""
 
 
 def score(model: Transformer, batch: Batch, *, temperature: float = 1.0, need_gradient: bool) -> TokenScores:
@@ -28,39 +32,60 @@ def score(model: Transformer, batch: Batch, *, temperature: float = 1.0, need_gr
         DataError: the mask covers the first token of a row, which has no log-probability.
     """
     mask = batch.tokens["mask"]
-    check_mask(batch)
-    scored = mask.nonzero().flatten()
     precise = torch.promote_types(model.head_weight.dtype, torch.float32)
     logprobs = torch.zeros(len(mask), dtype=precise, device=mask.device)
     entropy = torch.zeros_like(logprobs)
-    if not len(scored):
+    if not mask.any():
         return TokenScores(logprobs, entropy)
-    tokens = batch.tokens["tokens"]
     with torch.set_grad_enabled(need_gradient):
-        attention = PackedAttention(batch.lengths, model.shape)
-        hidden = model.forward(tokens, positions(batch), attention)
-        found, spread = head_scores(hidden[scored - 1], model.head_weight, tokens[scored], temperature)
+        hidden, scored = _hidden(model, batch)
+        targets = batch.tokens["tokens"][scored]
+        found, spread = head_scores(hidden, model.head_weight, targets, temperature)
         return TokenScores(logprobs.index_copy(0, scored, found), entropy.index_copy(0, scored, spread))
 
 
 def infer(model: Transformer, batch: Batch, *, sampling: Sampling, micro_batch_tokens: int) -> Tensor:
     """Log-probabilities of the tokens under ``mask`` in the sampling distribution [T], float32, 0 elsewhere.
 
+    A token that top-k or top-p cuts off has -inf.
+
     Raises:
-        DataError: greedy sampling, or top-k or top-p, whose log-probabilities are not computed here.
+        DataError: greedy sampling, which is no distribution, or a mask over the first token of a row.
     """
-    if sampling.greedy or sampling.truncated:
-        raise DataError(
-            f"log-probabilities of given tokens are computed under a temperature above 0 without top-k and "
-            f"top-p, got temperature {sampling.temperature}, top_k {sampling.top_k}, top_p {sampling.top_p}"
-        )
-    rows = list(batch.tokens["mask"].new_zeros(0, dtype=torch.float32).split(0)) * len(batch)
+    if sampling.greedy:
+        raise DataError("log-probabilities of given tokens need a temperature above 0, got 0 (greedy)")
+    rows = [torch.zeros(0)] * len(batch)
     for part in split(batch.lengths.tolist(), micro_batch_tokens):
         micro = batch.select(part)
-        scores = score(model, micro, temperature=sampling.temperature, need_gradient=False)
-        for row, values in zip(part, scores.logprobs.split(micro.lengths.tolist()), strict=True):
+        if sampling.truncated:
+            found = _truncated_scores(model, micro, sampling)
+        else:
+            found = score(model, micro, temperature=sampling.temperature, need_gradient=False).logprobs
+        for row, values in zip(part, found.float().split(micro.lengths.tolist()), strict=True):
             rows[row] = values
     return torch.cat(rows) if rows else torch.zeros(0)
+
+
+@torch.no_grad()
+def _truncated_scores(model: Transformer, batch: Batch, sampling: Sampling) -> Tensor:
+    """As ``score``, under top-k and top-p, which need whole rows of logits: a few rows at a time."""
+    hidden, scored = _hidden(model, batch)
+    tokens = batch.tokens["tokens"]
+    logprobs = torch.zeros(len(tokens), dtype=torch.float32, device=tokens.device)
+    for places, states in zip(scored.split(ROWS_OF_LOGITS), hidden.split(ROWS_OF_LOGITS), strict=True):
+        weights = restrict(states @ model.head_weight.t(), sampling)
+        chosen = weights.gather(-1, tokens[places, None])[:, 0]
+        logprobs[places] = (chosen / weights.sum(-1)).log()
+    return logprobs
+
+
+def _hidden(model: Transformer, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Hidden states that predict the tokens under the mask [N, D], and the places of those tokens [N]."""
+    check_mask(batch)
+    scored = batch.tokens["mask"].nonzero().flatten()
+    attention = PackedAttention(batch.lengths, model.shape)
+    hidden = model.forward(batch.tokens["tokens"], positions(batch), attention)
+    return hidden[scored - 1], scored
 
 
 def check_mask(batch: Batch) -> None:

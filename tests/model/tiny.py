@@ -57,7 +57,7 @@ class WeightedLikelihood:
         mask = batch.tokens["mask"]
         summed = (weights * scores.logprobs).sum()
         figures: Mapping[str, Statistic] = {
-            "entropy": Statistic(float(scores.entropy.sum()), float(mask.sum())),
+            "entropy": Statistic(float(scores.entropy.detach().sum()), float(mask.sum())),
             "longest": Statistic(float(batch.lengths.max()), kind="max"),
             "loss_per_row": Statistic(float(summed.detach()), len(batch)),
         }
