@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from types import FrameType
-from typing import Annotated, ParamSpec
+from types import FrameType, ModuleType
+from typing import TYPE_CHECKING, Annotated, ParamSpec
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from rlayout.config import Config, load_config
 from rlayout.display import Display
 from rlayout.errors import ConfigError, RlayoutError
-from rlayout.report import outcome_table, samples_report, setup_report
-from rlayout.run import evaluate as evaluate_run
-from rlayout.run import generate as generate_answers
-from rlayout.run import train as train_run
-from rlayout.run_folder import is_run, last_checkpoint, new_folder, read_records
-from rlayout.setup import Setup, prepare
+from rlayout.report import outcome_report, samples_report, setup_report
+from rlayout.run_folder import is_run, last_checkpoint, read_records
+
+if TYPE_CHECKING:
+    from rlayout.setup import Setup
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 console = Console()
@@ -60,11 +62,9 @@ Overrides = Annotated[
 def train(config: ConfigPath, overrides: Overrides = None) -> None:
     """Train a model."""
     setup = _prepared(load_config(config, overrides or []))
-    folder = new_folder(Path(setup.config.output), config.stem)
-    console.print(f"run folder: {folder}", highlight=False, soft_wrap=True)
     with Display(console) as display:
-        outcome = train_run(setup, folder, display)
-    console.print(outcome_table(outcome))
+        outcome = _late("rlayout.run").train(setup, config.stem, display)
+    console.print(outcome_report(outcome), crop=False)
 
 
 @app.command()
@@ -72,10 +72,10 @@ def train(config: ConfigPath, overrides: Overrides = None) -> None:
 def evaluate(config: ConfigOrRun, overrides: Overrides = None) -> None:
     """Measure greedy accuracy on the held-out problems."""
     setup = _prepared(_config_of(config, overrides))
-    folder = new_folder(Path(setup.config.output), f"{config.stem}-evaluation")
+    name = config.name if is_run(config) else config.stem
     with Display(console) as display:
-        outcome = evaluate_run(setup, folder, display)
-    console.print(outcome_table(outcome))
+        outcome = _late("rlayout.run").evaluate(setup, f"{name}-evaluation", display)
+    console.print(outcome_report(outcome), crop=False)
 
 
 @app.command()
@@ -92,11 +92,11 @@ def generate(
         raise ConfigError("generate: give at least one question, e.g. --prompt 'What is 2 + 3?'")
     setup = _prepared(_config_of(config, overrides))
     with Display(console) as display:
-        answers = generate_answers(setup, prompt, samples, greedy, display)
+        answers = _late("rlayout.run").generate(setup, prompt, samples, greedy, display)
     for question, texts in zip(prompt, answers, strict=True):
-        console.rule(question)
+        console.rule(Text(question))
         for text in texts:
-            console.print(text, markup=False, highlight=False)
+            console.print(Text(text), soft_wrap=True)
 
 
 @app.command()
@@ -113,23 +113,38 @@ def show(
             raise ConfigError(f"show --samples: {target} is not the folder of a run (it has no config.yaml)")
         console.print(samples_report(read_records(target / "samples.jsonl")[-last:]))
         return
-    console.print(setup_report(prepare(_config_of(target, overrides))))
+    config = load_config(target / "config.yaml" if is_run(target) else target, overrides or [])
+    console.print(setup_report(_late("rlayout.setup").prepare(config)), crop=False)
 
 
 def _config_of(target: Path, overrides: list[str] | None) -> Config:
+    """Of a run: its configuration, with its newest checkpoint and its own copy of the plan."""
+    given = overrides or []
     if not is_run(target):
-        return load_config(target, overrides or [])
-    given = list(overrides or [])
-    if not any(o.startswith("model.source=") for o in given):
-        given.append(f"model.source={last_checkpoint(target)}")
-    return load_config(target / "config.yaml", given)
+        return load_config(target, given)
+    config = load_config(target / "config.yaml", given)
+    chosen = {override.partition("=")[0] for override in given}
+    if "model.source" not in chosen:
+        config = replace(config, model=replace(config.model, source=str(last_checkpoint(target))))
+    if config.plan is not None and "plan" not in chosen:
+        config = replace(config, plan=str(target / "plan.yaml"))
+    return config
 
 
 def _prepared(config: Config) -> Setup:
-    setup = prepare(config)
+    setup = _late("rlayout.setup").prepare(config)
     for warning in setup.warnings:
-        console.print(f"warning: {warning}", style="yellow", highlight=False, soft_wrap=True)
+        console.print(f"warning: {warning}", style="yellow", markup=False, highlight=False, soft_wrap=True)
     return setup
+
+
+def _late(module: str) -> ModuleType:
+    """A module that is imported only when it is needed.
+
+    ``rlayout.setup`` needs transformers, ``rlayout.run`` Ray, TensorBoard and the procedural tasks: seconds
+    that nobody should wait to read that a key is misspelt.
+    """
+    return importlib.import_module(module)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -15,11 +15,11 @@ class Display:
     def __init__(self, console: Console) -> None:
         self.console = console
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("{task.fields[note]}", markup=False),
             console=console,
             transient=True,
         )
@@ -34,7 +34,7 @@ class Display:
 
     def say(self, text: str) -> None:
         """Print a line above the progress."""
-        self.console.print(text, highlight=False, soft_wrap=True)
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     @contextmanager
     def phase(self, description: str, total: int | None = None) -> Iterator[Phase]:

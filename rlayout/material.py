@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 from rlayout.data.batch import Batch
@@ -16,6 +17,7 @@ from rlayout.model.huggingface import load_tokenizer
 from rlayout.rewards.judge import Judge
 from rlayout.rewards.verifiers import build_verifier
 from rlayout.setup import Setup
+from rlayout.spec.task import Procedural
 
 
 class Material:
@@ -27,12 +29,13 @@ class Material:
         self.tokenizer: Any = load_tokenizer(config.model.source)
         self._encoder = PromptEncoder(self.tokenizer, config.prompt)
         self._problems, held_out = load(config.dataset)
-        if len(held_out) < config.evaluation.problems:
+        num_judged = config.evaluation.problems if config.reward else 0
+        if len(held_out) < num_judged:
             raise DataError(
-                f"evaluation.problems: {config.evaluation.problems} held-out problems are wanted, but the dataset "
-                f"has {len(held_out)}; choose at most that many (0 turns evaluation off)"
+                f"evaluation.problems: {num_judged} held-out problems are wanted, but the "
+                f"dataset has {len(held_out)}; choose at most that many (0 turns evaluation off)"
             )
-        self._held_out = [held_out[i] for i in range(config.evaluation.problems)]
+        self._held_out = [held_out[i] for i in range(num_judged)]
         self.judge = Judge(build_verifier(config.reward), self.tokenizer) if config.reward else None
 
     def rows(self, source: tuple[str, ...], positions: range) -> Batch:
@@ -55,6 +58,41 @@ class Material:
             max_positions=self._setup.shape.max_positions,
             end_token_id=self.tokenizer.eos_token_id or end,
         ).only(source)
+
+    def check(self, source: tuple[str, ...], positions: range, rows_per_step: int) -> None:
+        """Refuse problems that could not become rows, before anything is started.
+
+        Of procedural tasks only the first step is generated: their settings bound all problems alike. Of
+        files every problem of the run is looked at, because one of them may be far longer than the rest.
+
+        Args:
+            source: as in ``rows``.
+            positions: all that a stage of the run will read.
+            rows_per_step: how many of them are read at once.
+
+        Raises:
+            DataError: a problem is too long for the model, or lacks what ``source`` needs.
+        """
+        self.held_out_rows()
+        self.rows(source, positions[:rows_per_step])
+        if isinstance(self._setup.config.dataset, Procedural):
+            return
+        seen: set[int] = set()
+        for position in positions:
+            (index,) = problems_at(range(position, position + 1), len(self._problems), self._setup.config.seed)
+            if index not in seen and self._may_be_too_long(self._problems[index]):
+                self.rows(source, range(position, position + 1))
+            seen.add(index)
+
+    def _may_be_too_long(self, problem: Problem) -> bool:
+        """Cheap and on the safe side: no tokenizer makes more tokens than there are bytes."""
+        num_bytes = len(f"{problem.question}{problem.solution or ''}".encode())
+        room = self._setup.shape.max_positions - self._setup.sampling.max_new_tokens - self._template_tokens
+        return bool(problem.messages) or num_bytes > room
+
+    @cached_property
+    def _template_tokens(self) -> int:
+        return len(self._encoder.prompt_ids(Problem("")))
 
     def held_out_rows(self) -> Batch:
         """All held-out problems as prompts."""

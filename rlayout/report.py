@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import yaml
+from rich import box
 from rich.console import Group, RenderableType
 from rich.panel import Panel
-from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from rlayout.run import Outcome
-from rlayout.setup import Setup, describe
 from rlayout.spec.dataflow import Call, Dataflow
 from rlayout.spec.plan import ExecutionPlan
 from rlayout.spec.serialization import to_plain
 
+if TYPE_CHECKING:  # they import transformers and Ray, which tables do not need
+    from rlayout.run import Outcome
+    from rlayout.setup import Setup
 
-def outcome_table(outcome: Outcome) -> RenderableType:
+
+def outcome_report(outcome: Outcome) -> RenderableType:
     """What a run achieved and where it is."""
     parts: list[RenderableType] = []
     if outcome.accuracy:
-        table = Table(title="Held-out greedy accuracy")
+        table = Table(title="Held-out greedy accuracy", box=box.SIMPLE)
         for column in ("moment", "accuracy", "95% interval", "problems"):
             table.add_column(column, justify="left" if column == "moment" else "right")
         for moment, estimate in outcome.accuracy.items():
@@ -34,7 +36,7 @@ def outcome_table(outcome: Outcome) -> RenderableType:
     if outcome.checkpoint:
         lines.append(f"checkpoint   {outcome.checkpoint}  (loads in transformers)")
     lines.append(f"time         {outcome.seconds:.0f} s")
-    parts.append(Text("\n".join(lines)))
+    parts.append(_whole_lines("\n".join(lines)))
     return Group(*parts)
 
 
@@ -42,22 +44,35 @@ def setup_report(setup: Setup) -> RenderableType:
     """The resolved configuration, what was derived from it, the dataflow and the plan."""
     warnings = [Text(f"warning: {w}", style="yellow") for w in setup.warnings]
     return Group(
-        Panel(_yaml(to_plain(setup.config)), title="configuration"),
-        Panel(_yaml(describe(setup)), title="derived"),
-        dataflow_table(setup.algorithm.dataflow, setup.plan),
+        _section("Configuration", to_plain(setup.config)),
+        _section("Derived", setup.derived()),
+        dataflow_table(setup.algorithm.dataflow),
+        plan_table(setup.algorithm.dataflow, setup.plan),
         *warnings,
     )
 
 
-def dataflow_table(dataflow: Dataflow, plan: ExecutionPlan) -> Table:
-    """Every call with its keys, whom it waits for and where it runs."""
-    table = Table(title="Dataflow and plan")
-    for column in ("call", "kind", "role", "reads", "writes", "waits for", "devices", "layout"):
-        table.add_column(column)
-    table.add_row("(dataset)", "", "", "", ", ".join(dataflow.source), "", "", "")
+def dataflow_table(dataflow: Dataflow) -> Table:
+    """Every call with its keys and whom it waits for."""
+    table = Table(title="Dataflow", title_justify="left", title_style="bold", box=box.SIMPLE)
+    for column in ("call", "reads", "writes", "waits for"):
+        table.add_column(column, overflow="fold")
+    table.add_row("(dataset)", "", ", ".join(dataflow.source), "")
     for name in dataflow.order:
         call = dataflow[name]
-        table.add_row(*_call_cells(call, dataflow), *_place_cells(call, plan))
+        waits = ", ".join(dataflow.predecessors(name))
+        table.add_row(name, ", ".join(call.inputs), ", ".join(call.outputs), waits)
+    return table
+
+
+def plan_table(dataflow: Dataflow, plan: ExecutionPlan) -> Table:
+    """Every call with its place."""
+    table = Table(title="Plan", title_justify="left", title_style="bold", box=box.SIMPLE)
+    for column in ("call", "kind", "role", "devices", "layout", "micro-batch tokens"):
+        table.add_column(column, overflow="fold")
+    for name in dataflow.order:
+        call = dataflow[name]
+        table.add_row(name, call.kind.value, call.role or "", *_place(call, plan))
     return table
 
 
@@ -66,23 +81,36 @@ def samples_report(samples: list[dict[str, Any]]) -> RenderableType:
     return Group(*[_sample(s) for s in samples])
 
 
-def _call_cells(call: Call, dataflow: Dataflow) -> tuple[str, ...]:
-    waits = ", ".join(dataflow.predecessors(call.name)) or "-"
-    return call.name, call.kind.value, call.role or "-", ", ".join(call.inputs), ", ".join(call.outputs), waits
+def device_ranges(devices: Sequence[int]) -> str:
+    """Devices in their order, runs of neighbours joined: ``0-3, 6``."""
+    runs: list[list[int]] = []
+    for device in devices:
+        if runs and device == runs[-1][-1] + 1:
+            runs[-1].append(device)
+        else:
+            runs.append([device])
+    return ", ".join(f"{r[0]}-{r[-1]}" if len(r) > 1 else str(r[0]) for r in runs)
 
 
-def _place_cells(call: Call, plan: ExecutionPlan) -> tuple[str, str]:
+def _place(call: Call, plan: ExecutionPlan) -> tuple[str, str, str]:
     if not call.kind.needs_model:
-        return "host", "-"
+        return "host", "", ""
     placement = plan[call.name]
-    return ",".join(map(str, placement.devices)), str(placement.layout)
+    return device_ranges(placement.devices), str(placement.layout), str(placement.micro_batch_tokens)
 
 
 def _sample(sample: Mapping[str, Any]) -> Panel:
     verdict = f"reward {sample['reward']:g} ({sample['verdict']}), expected {sample['expected']}"
     body = f"{sample['question']}\n\n{sample['text']}\n\n{verdict}, {sample['tokens']} tokens"
-    return Panel(Text(body), title=f"{sample['stage']} step {sample['step']} row {sample['id']}")
+    title = Text(f"{sample['stage']} step {sample['step']} row {sample['id']}")
+    return Panel(Text(body), title=title)
 
 
-def _yaml(data: Any) -> Syntax:
-    return Syntax(yaml.safe_dump(data, sort_keys=False), "yaml", background_color="default")
+def _section(title: str, data: Any) -> RenderableType:
+    lines = yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=76)
+    return Group(Text(title, style="bold"), _whole_lines(lines))
+
+
+def _whole_lines(text: str) -> Text:
+    """Lines that are never broken, so that a path or a setting can be copied."""
+    return Text(text, no_wrap=True, overflow="ignore")

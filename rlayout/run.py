@@ -15,6 +15,7 @@ from rlayout.evaluation.accuracy import Accuracy, accuracy
 from rlayout.evaluation.dataflow import evaluation_dataflow, evaluation_plan, generation_dataflow
 from rlayout.material import Material
 from rlayout.metrics import answer_figures, figures, sample_records, spans
+from rlayout.run_folder import new_folder
 from rlayout.runtime.checkpoint import keep_last
 from rlayout.runtime.controller import Controller, Program, StepResult
 from rlayout.runtime.orders import RoleOrder
@@ -54,12 +55,12 @@ class Outcome:
     seconds: float = 0.0
 
 
-def train(setup: Setup, folder: Path, display: Display) -> Outcome:
-    """Warm up, train, evaluate and save into ``folder``."""
+def train(setup: Setup, name: str, display: Display) -> Outcome:
+    """Warm up, train, evaluate and save into a new folder named after ``name``."""
     start = time.perf_counter()
+    material = _read(setup, stages_of(setup), display)
+    folder = _new_folder(setup, name, display)
     outcome = Outcome(folder)
-    with display.phase("reading tokenizer and problems"):
-        material = Material(setup)
     save_config(setup.config, folder / "config.yaml")
     (folder / "plan.yaml").write_text(yaml.safe_dump(setup.plan.to_plain(), sort_keys=False))
     source = setup.config.model.source
@@ -73,13 +74,12 @@ def train(setup: Setup, folder: Path, display: Display) -> Outcome:
     return outcome
 
 
-def evaluate(setup: Setup, folder: Path, display: Display) -> Outcome:
+def evaluate(setup: Setup, name: str, display: Display) -> Outcome:
     """Greedy accuracy of the configured model on the held-out problems."""
     start = time.perf_counter()
-    outcome = Outcome(folder)
-    with display.phase("reading tokenizer and problems"):
-        material = Material(setup)
-    with open_session(setup, material, display) as session, Tracker(folder) as tracker:
+    material = _read(setup, [], display)
+    outcome = Outcome(_new_folder(setup, name, display))
+    with open_session(setup, material, display) as session, Tracker(outcome.folder) as tracker:
         context = Context(setup, material, session, tracker, display, outcome)
         runner = StageRunner(context, stages_of(setup)[-1])
         runner.load(setup.config.model.source, training=False)
@@ -92,8 +92,7 @@ def generate(
     setup: Setup, questions: list[str], samples: int, greedy: bool, display: Display
 ) -> list[list[str]]:
     """Answer a user's questions: per question the texts of its answers."""
-    with display.phase("reading tokenizer"):
-        material = Material(setup)
+    material = _read(setup, [], display)
     sampling = setup.sampling.as_greedy() if greedy else setup.sampling
     dataflow = generation_dataflow(sampling, samples)
     plan = evaluation_plan(setup.plan, setup.algorithm.dataflow)
@@ -106,6 +105,23 @@ def generate(
         answers = controller.run(program, rows, 0, display).fetch(("tokens", "mask"))
     texts = material.texts(answers)
     return [[t for t, g in zip(texts, answers.groups, strict=True) if g == i] for i in rows.ids]
+
+
+def _read(setup: Setup, stages: list[Stage], display: Display) -> Material:
+    with display.phase("reading tokenizer and problems"):
+        material = Material(setup)
+        for stage in stages:
+            last = stage.first_position + stage.steps * stage.rows_per_step
+            material.check(
+                stage.algorithm.dataflow.source, range(stage.first_position, last), stage.rows_per_step
+            )
+    return material
+
+
+def _new_folder(setup: Setup, name: str, display: Display) -> Path:
+    folder = new_folder(Path(setup.config.output), name)
+    display.say(f"run folder: {folder}")
+    return folder
 
 
 def open_session(setup: Setup, material: Material, display: Display) -> Session:
@@ -221,6 +237,7 @@ class StageRunner:
         named = {k.replace("answers/", "held_out/"): v for k, v in answer_figures(answers).items()}
         self._tracker.metrics(self._stage.name, step, named)
         self._tracker.samples(sample_records(answers, f"held out {moment}", step, 2 * SAMPLES_PER_STEP))
+        self._log_work(result)
         self._display.say(f"held-out accuracy {moment}: {estimate.mean:.1%} of {estimate.count}")
 
     def _step(self, step: int) -> str:
@@ -230,9 +247,13 @@ class StageRunner:
         result = self._controller.run(self._program, rows, step, self._display)
         logged = figures(result) | self._log_answers(result)
         self._tracker.metrics(stage.name, step, logged)
-        self._tracker.receipts(step, map(asdict, result.receipts))
-        self._tracker.spans(spans(result, stage.name))
+        self._log_work(result)
         return step_line(stage.name, step, stage.steps, logged)
+
+    def _log_work(self, result: StepResult) -> None:
+        """What moved and who computed when, in a step or an evaluation."""
+        self._tracker.receipts(self._stage.name, result.step, map(asdict, result.receipts))
+        self._tracker.spans(spans(result, self._stage.name))
 
     def _log_answers(self, result: StepResult) -> dict[str, float]:
         if "rewards" not in self._program.dataflow.producer:

@@ -13,7 +13,7 @@ import yaml
 from rlayout.algorithms import Algorithm
 from rlayout.config import Config
 from rlayout.errors import ConfigError, PlanError
-from rlayout.model.huggingface import end_token_ids, read_shape
+from rlayout.model.huggingface import check_weights, end_token_ids, read_shape
 from rlayout.planning.heuristics import colocated
 from rlayout.spec.cluster import Cluster
 from rlayout.spec.model_shape import ModelShape
@@ -36,6 +36,18 @@ class Setup:
     """Memory of the generation cache on each device."""
     warnings: tuple[str, ...]
 
+    def derived(self) -> dict[str, Any]:
+        """What was derived, as plain data for people; the plan apart."""
+        config = self.config
+        rows = config.prompts_per_step * getattr(config.algorithm, "samples_per_prompt", 1)
+        return {
+            "rows_per_step": rows,
+            "rows_per_update": rows // config.algorithm.updates_per_step,
+            "optimizer_steps": config.steps * config.algorithm.updates_per_step,
+            "stop_token_ids": list(self.sampling.stop_token_ids),
+            "cache_gib_per_worker": round(self.cache_bytes / 2**30, 2),
+        }
+
 
 def prepare(config: Config) -> Setup:
     """Derive and check; starts nothing and loads no weights.
@@ -57,6 +69,7 @@ def prepare(config: Config) -> Setup:
     else:
         plan = read_plan(Path(config.plan))
     plan.check(algorithm.dataflow, cluster)
+    check_weights(config.model.source)
     return Setup(
         config=config,
         shape=shape,
@@ -79,7 +92,7 @@ def read_plan(path: Path) -> ExecutionPlan:
         raise PlanError(f"no plan file {path}")
     try:
         return ExecutionPlan.from_plain(yaml.safe_load(path.read_text()))
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError, PlanError) as error:
         raise PlanError(f"{path}: {error}") from error
 
 
@@ -116,16 +129,3 @@ def _warnings(config: Config) -> list[str]:
             f"{cores} would be as fast and need less memory"
         ]
     return []
-
-
-def describe(setup: Setup) -> dict[str, Any]:
-    """What was derived, as plain data for people."""
-    config = setup.config
-    rows = config.prompts_per_step * getattr(config.algorithm, "samples_per_prompt", 1)
-    return {
-        "rows_per_step": rows,
-        "rows_per_update": rows // config.algorithm.updates_per_step,
-        "optimizer_steps": config.steps * config.algorithm.updates_per_step,
-        "stop_token_ids": list(setup.sampling.stop_token_ids),
-        "cache_gib_per_worker": round(setup.cache_bytes / 2**30, 2),
-    }

@@ -32,10 +32,10 @@ class Tracker:
         for name, value in figures.items():
             self._board.add_scalar(f"{stage}/{name}", value, step)
 
-    def receipts(self, step: int, receipts: Iterable[Mapping[str, Any]]) -> None:
+    def receipts(self, stage: str, step: int, receipts: Iterable[Mapping[str, Any]]) -> None:
         """Weight receipts of a step, one line each."""
         for receipt in receipts:
-            self._append("receipts.jsonl", {"step": step, **receipt})
+            self._append("receipts.jsonl", {"stage": stage, "step": step, **receipt})
 
     def samples(self, samples: Iterable[Mapping[str, Any]]) -> None:
         """Answers with their prompts and rewards, one line each."""

@@ -22,7 +22,7 @@ from rlayout.model import tokenizer as tokenizers
 from rlayout.model.gguf import GgufFile
 from rlayout.model.hf_config import config_of_shape, shape_of_config
 from rlayout.model.transformer import Transformer
-from rlayout.model.weight_files import SHARD_BYTES, read_weights, write_weights
+from rlayout.model.weight_files import SHARD_BYTES, read_shapes, read_weights, write_weights
 from rlayout.spec.model_shape import ModelShape
 from rlayout.spec.parameters import Parameter, parameters
 
@@ -60,6 +60,36 @@ def read_shape(source: str) -> ModelShape:
     if path.is_file():
         return GgufFile(path).shape
     return shape_of_config(_read_json(path / "config.json"), str(path / "config.json"))
+
+
+def check_weights(source: str) -> None:
+    """Refuse a folder whose weights are not those of its config; reads the files' headers only.
+
+    A GGUF file is its own config: reading its shape has checked it.
+
+    Raises:
+        ModelError: a file is missing or truncated, a tensor is missing, unexpected or of another shape.
+    """
+    path = resolve(source)
+    if path.is_file():
+        return
+    shape = read_shape(source)
+    wanted = {parameter.hf_name: parameter.shape for parameter in parameters(shape)}
+    found = {name: size for name, size in read_shapes(path).items() if not _repeats(name, shape)}
+    for name in found:
+        if name not in wanted:
+            raise ModelError(f"{path}: unexpected tensor {name!r}; {_nearest_tensor(name, wanted)}")
+    missing = [name for name in wanted if name not in found]
+    if missing:
+        raise ModelError(f"{path}: {len(missing)} tensors are missing, the first is {missing[0]!r}")
+    for name, size in found.items():
+        if size != wanted[name]:
+            raise ModelError(f"{path}: {name} has shape {list(size)}, the config says {list(wanted[name])}")
+
+
+def _repeats(hf_name: str, shape: ModelShape) -> bool:
+    """Whether a tensor repeats what the config (older checkpoints) or the tied embedding says."""
+    return hf_name.endswith("rotary_emb.inv_freq") or (hf_name == "lm_head.weight" and shape.tie_embeddings)
 
 
 def load_model(source: str, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> Transformer:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -25,14 +27,22 @@ def read_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
         ModelError: a file is missing or damaged.
     """
     for file in _weight_files(folder):
-        try:
-            with safe_open(file, framework="pt") as opened:
-                for name in opened.keys():  # noqa: SIM118 (not a mapping)
-                    yield name, opened.get_tensor(name)
-        except FileNotFoundError as error:
-            raise ModelError(f"{file} is missing; {INDEX} names it") from error
-        except SafetensorError as error:
-            raise ModelError(f"{file} is truncated or damaged: {error}") from error
+        with _opened(file) as opened:
+            for name in opened.keys():  # noqa: SIM118 (not a mapping)
+                yield name, opened.get_tensor(name)
+
+
+def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor of a checkpoint folder, from the files' headers alone.
+
+    Raises:
+        ModelError: a file is missing, truncated or damaged.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in _weight_files(folder):
+        with _opened(file) as opened:
+            shapes |= {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+    return shapes
 
 
 def write_weights(folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype, shard_bytes: int) -> None:
@@ -72,6 +82,17 @@ def divide(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
         shards[-1].append(name)
         filled += size
     return shards
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    try:
+        with safe_open(file, framework="pt") as opened:
+            yield opened
+    except FileNotFoundError as error:
+        raise ModelError(f"{file} is missing; {INDEX} names it") from error
+    except SafetensorError as error:
+        raise ModelError(f"{file} is truncated or damaged: {error}") from error
 
 
 def _weight_files(folder: Path) -> list[Path]:
