@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -23,6 +24,14 @@ _LLAMA3_WORDS = (
     r"|\s+(?!\S)|\s+"
 )
 _QWEN2_WORDS = _LLAMA3_WORDS.replace(r"\p{N}{1,3}", r"\p{N}")
+_GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
+_BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+_WORDS: Mapping[str, list[pre_tokenizers.PreTokenizer]] = {
+    "gpt-2": [_GPT2],
+    "smollm": [pre_tokenizers.Digits(individual_digits=True), _GPT2],
+    "llama-bpe": [pre_tokenizers.Split(Regex(_LLAMA3_WORDS), "isolated"), _BYTES],
+    "qwen2": [pre_tokenizers.Split(Regex(_QWEN2_WORDS), "isolated"), _BYTES],
+}
 
 
 def from_folder(folder: Path) -> PreTrainedTokenizerBase:
@@ -35,7 +44,7 @@ def from_folder(folder: Path) -> PreTrainedTokenizerBase:
         raise ModelError(f"{folder} has no tokenizer: expected one of {', '.join(_FILES)}")
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except Exception as error:  # the tokenizers library raises Exception itself
         raise ModelError(f"{folder}: the tokenizer cannot be read: {error}") from error
 
 
@@ -45,48 +54,26 @@ def from_gguf(file: GgufFile) -> PreTrainedTokenizerBase:
     Raises:
         ModelError: it describes none, or another kind.
     """
-    fields = {
-        key.removeprefix("tokenizer.ggml."): value
-        for key, value in file.metadata.items()
-        if key.startswith("tokenizer.ggml.")
-    }
+    prefix = "tokenizer.ggml."
+    fields = {key.removeprefix(prefix): v for key, v in file.metadata.items() if key.startswith(prefix)}
     kind = fields.get("model")
     if kind != "gpt2":
-        raise ModelError(
-            f"{file.path}: tokenizer model {kind!r} is not supported, only 'gpt2' (byte-level BPE)"
-        )
+        raise ModelError(f"{file.path}: tokenizer model {kind!r} is not supported, only 'gpt2' (byte BPE)")
     for needed in ("tokens", "merges", "token_type"):
         if needed not in fields:
-            raise ModelError(f"{file.path}: tokenizer.ggml.{needed} is missing")
-    tokens: list[str] = fields["tokens"]
-    tokenizer = Tokenizer(
-        models.BPE(
-            vocab={token: i for i, token in enumerate(tokens)},
-            merges=[tuple(merge.split(" ", 1)) for merge in fields["merges"]],
-        )
-    )
-    _set_words(tokenizer, str(fields.get("pre", "default")), file.path)
-    special = [t for t, kind in zip(tokens, fields["token_type"], strict=True) if kind == _CONTROL]
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
-    own = [t for t, kind in zip(tokens, fields["token_type"], strict=True) if kind == _USER_DEFINED]
-    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in own])
-    named = {
-        f"{name}_token": tokens[fields[f"{key}_token_id"]]
-        for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
-        if f"{key}_token_id" in fields
-    }
-    if fields.get("add_bos_token", fields.get("pre") == "llama-bpe") and "bos_token" in named:
-        bos = named["bos_token"]
-        tokenizer.post_processor = processors.Sequence(
-            [
-                processors.ByteLevel(trim_offsets=False),
-                processors.TemplateProcessing(
-                    single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, tokens.index(bos))]
-                ),
-            ]
-        )
+            raise ModelError(f"{file.path}: {prefix}{needed} is missing")
+    pre = str(fields.get("pre", "default"))
+    if pre not in _WORDS:
+        raise ModelError(f"{file.path}: {prefix}pre {pre!r} is not supported; {nearest(pre, _WORDS)}")
+    try:
+        named = _named_tokens(fields)
+        backend = _backend(fields, pre)
+    except Exception as error:  # the tokenizers library raises Exception itself
+        raise ModelError(f"{file.path}: the tokenizer is damaged: {error}") from error
+    if fields.get("add_bos_token", pre == "llama-bpe") and "bos_token" in named:
+        _start_with(backend, named["bos_token"])
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
+        tokenizer_object=backend,
         chat_template=file.metadata.get("tokenizer.chat_template"),
         clean_up_tokenization_spaces=False,
         model_input_names=["input_ids", "attention_mask"],
@@ -94,21 +81,34 @@ def from_gguf(file: GgufFile) -> PreTrainedTokenizerBase:
     )
 
 
-def _set_words(tokenizer: Tokenizer, pre: str, path: Path) -> None:
-    """Set how ``tokenizer`` cuts text into words, and how it puts tokens together again."""
-    bytes_of_words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    ways = {
-        "gpt-2": [pre_tokenizers.ByteLevel(add_prefix_space=False)],
-        "smollm": [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False),
-        ],
-        "llama-bpe": [pre_tokenizers.Split(Regex(_LLAMA3_WORDS), "isolated"), bytes_of_words],
-        "qwen2": [pre_tokenizers.Split(Regex(_QWEN2_WORDS), "isolated"), bytes_of_words],
+def _named_tokens(fields: Mapping[str, Any]) -> dict[str, str]:
+    """The tokens that have a part to play, as PreTrainedTokenizerFast names them."""
+    parts = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+    return {
+        f"{name}_token": fields["tokens"][fields[f"{key}_token_id"]]
+        for name, key in parts.items()
+        if f"{key}_token_id" in fields
     }
-    if pre not in ways:
-        raise ModelError(f"{path}: tokenizer.ggml.pre {pre!r} is not supported; {nearest(pre, ways)}")
+
+
+def _backend(fields: Mapping[str, Any], pre: str) -> Tokenizer:
+    tokens: list[str] = fields["tokens"]
+    merges: list[tuple[str, str]] = [tuple(merge.split(" ", 1)) for merge in fields["merges"]]
+    backend = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
     if pre == "qwen2":
-        tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(ways[pre])
-    tokenizer.decoder = decoders.ByteLevel()
+        backend.normalizer = normalizers.NFC()
+    backend.pre_tokenizer = pre_tokenizers.Sequence(_WORDS[pre])
+    backend.decoder = decoders.ByteLevel()
+    kinds = list(zip(tokens, fields["token_type"], strict=True))
+    backend.add_special_tokens([AddedToken(t, normalized=False) for t, kind in kinds if kind == _CONTROL])
+    backend.add_tokens([AddedToken(t, normalized=False) for t, kind in kinds if kind == _USER_DEFINED])
+    return backend
+
+
+def _start_with(backend: Tokenizer, bos: str) -> None:
+    """Put the token ``bos`` before every text."""
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{bos} $A",
+        pair=f"{bos} $A {bos} $B",
+        special_tokens=[(bos, backend.token_to_id(bos))],
+    )

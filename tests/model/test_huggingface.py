@@ -270,7 +270,7 @@ def rewrite(folder, change):
         (lambda t: t.pop("model.norm.weight"), "1 tensors are missing, the first is 'model.norm.weight'"),
         (
             lambda t: t.update({"model.layers.0.self_attn.q_proj.bias": torch.ones(48)}),
-            "unexpected tensor 'model.layers.0.self_attn.q_proj.bias'; the nearest that the config calls for is 'model",
+            "unexpected tensor 'model.layers.0.self_attn.q_proj.bias'; the nearest that the config",
         ),
         (
             lambda t: t.update({"model.norm.weight": torch.ones(47)}),
@@ -330,9 +330,10 @@ def test_damaged_shards(tmp_path):
 
 
 def test_missing_and_damaged_tokenizer(folder):
-    (folder / "tokenizer.json").write_text("{}")
-    with pytest.raises(ModelError, match="the tokenizer cannot be read"):
-        load_tokenizer(str(folder))
+    for content in ("{}", "{", '{"model": {"type": "BPE"}}'):
+        (folder / "tokenizer.json").write_text(content)
+        with pytest.raises(ModelError, match="the tokenizer cannot be read"):
+            load_tokenizer(str(folder))
     for file in folder.glob("tokenizer*"):
         file.unlink()
     with pytest.raises(ModelError, match="has no tokenizer"):
