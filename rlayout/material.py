@@ -50,13 +50,14 @@ class Material:
         problems = [self._problems[i] for i in indices]
         if "prompt_tokens" in source:
             return self._prompts(problems, positions)
-        end = self._setup.sampling.stop_token_ids[0]
+        stops = self._setup.sampling.stop_token_ids
+        own = self.tokenizer.eos_token_id
         return supervised_batch(
             problems,
             positions,
             self._encoder,
             max_positions=self._setup.shape.max_positions,
-            end_token_id=self.tokenizer.eos_token_id or end,
+            end_token_id=own if own in stops else stops[0],  # a token that ends generation too
         ).only(source)
 
     def check(self, source: tuple[str, ...], positions: range, rows_per_step: int) -> None:

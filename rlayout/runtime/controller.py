@@ -104,7 +104,11 @@ class Controller:
         self._itemsizes: dict[str, int] = {}
 
     def load(self, orders: Mapping[str, RoleOrder], program: Program) -> None:
-        """Put every role's weights on all devices that the plan runs it on; train meshes get optimizers."""
+        """Put every role's weights on all devices that the plan runs it on; train meshes get optimizers.
+
+        Whatever the workers held before is freed first.
+        """
+        self._session.on_all("drop_roles", what="free its models")
         self._session.on_all("make_groups", program.plan.meshes(), what="make process groups")
         waiting = {}
         for role, order in orders.items():
