@@ -16,7 +16,7 @@ from rlayout.evaluation.dataflow import evaluation_dataflow, evaluation_plan, ge
 from rlayout.material import Material
 from rlayout.metrics import answer_figures, figures, sample_records, spans
 from rlayout.run_folder import new_folder
-from rlayout.runtime.checkpoint import keep_last
+from rlayout.runtime.checkpoint import keep_last, remove_partial
 from rlayout.runtime.controller import Controller, Program, StepResult
 from rlayout.runtime.orders import RoleOrder
 from rlayout.runtime.session import Limits, Session
@@ -64,12 +64,16 @@ def train(setup: Setup, name: str, display: Display) -> Outcome:
     save_config(setup.config, folder / "config.yaml")
     (folder / "plan.yaml").write_text(yaml.safe_dump(setup.plan.to_plain(), sort_keys=False))
     source = setup.config.model.source
-    with open_session(setup, material, display) as session, Tracker(folder) as tracker:
-        context = Context(setup, material, session, tracker, display, outcome)
-        for stage in stages_of(setup):
-            runner = StageRunner(context, stage)
-            runner.load(source)
-            source = str(runner.run())
+    try:
+        with open_session(setup, material, display) as session, Tracker(folder) as tracker:
+            context = Context(setup, material, session, tracker, display, outcome)
+            for stage in stages_of(setup):
+                runner = StageRunner(context, stage)
+                runner.load(source)
+                source = str(runner.run())
+    finally:
+        remove_partial(folder)
+        remove_partial(folder / "checkpoints")
     outcome.seconds = time.perf_counter() - start
     return outcome
 

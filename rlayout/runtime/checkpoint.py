@@ -10,6 +10,8 @@ from pathlib import Path
 
 from rlayout.errors import CheckpointError
 
+PARTIAL = ".partial"
+
 
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
@@ -20,7 +22,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     Raises:
         CheckpointError: writing failed (disk full, no permission); the scratch folder is removed.
     """
-    partial = folder.with_name(f".{folder.name}.partial")
+    partial = folder.with_name(f".{folder.name}{PARTIAL}")
     shutil.rmtree(partial, ignore_errors=True)
     try:
         partial.mkdir(parents=True)
@@ -52,3 +54,9 @@ def keep_last(folder: Path, count: int) -> None:
     found = sorted(folder.glob("step-*"), key=lambda path: int(path.name.removeprefix("step-")))
     for old in found[: max(0, len(found) - count)]:
         shutil.rmtree(old)
+
+
+def remove_partial(folder: Path) -> None:
+    """Remove what writers that were killed have left of checkpoints in ``folder``; they must be gone."""
+    for partial in folder.glob(f".*{PARTIAL}"):
+        shutil.rmtree(partial, ignore_errors=True)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -116,7 +119,8 @@ class Session:
                 "object_store_memory": OBJECT_STORE_BYTES,
             }
         try:
-            ray.init(address=self._address or "local", **options)
+            with own_sigterm():
+                ray.init(address=self._address or "local", **options)
         except (ConnectionError, RuntimeError, ValueError) as error:
             where = f"join the Ray cluster at {self._address}" if self._address else "start Ray on this machine"
             raise WorkerError(f"could not {where}: {error}") from error
@@ -143,6 +147,17 @@ class Session:
         self.on_all(
             "join", f"tcp://{host}:{port}", self.cluster.num_devices, self.limits.call, what="meet the others"
         )
+
+
+@contextmanager
+def own_sigterm() -> Iterator[None]:
+    """Keep this process's handler of SIGTERM: Ray puts in one that aborts and leaves workers behind."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if callable(handler) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
 
 
 def worker_environment(threads: int, local: bool) -> dict[str, str]:
