@@ -94,7 +94,9 @@ def _named_tokens(fields: Mapping[str, Any]) -> dict[str, str]:
 def _backend(fields: Mapping[str, Any], pre: str) -> Tokenizer:
     tokens: list[str] = fields["tokens"]
     merges: list[tuple[str, str]] = [tuple(merge.split(" ", 1)) for merge in fields["merges"]]
-    backend = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    # Llama 3 takes a word that is a token as it is, even where its merges would not lead there.
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre == "llama-bpe"))
     if pre == "qwen2":
         backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = pre_tokenizers.Sequence(_WORDS[pre])

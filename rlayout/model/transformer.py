@@ -77,6 +77,12 @@ class Transformer(nn.Module):
         """The matrix from hidden states to logits [V, D]."""
         return self.embedding.weight if self.head is None else self.head.weight
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Transformer:
+        """Move or cast the model; its frequencies stay in float32, whatever the weights are cast to."""
+        super()._apply(fn, recurse)
+        self.inverse_frequencies = frequencies(self.shape)[0].to(self.inverse_frequencies.device)
+        return self
+
     @torch.no_grad()
     def init_weights(self, seed: int, std: float = 0.02) -> None:
         """Draw random weights: matrices normal, norms 1, biases 0. The same on every device."""
