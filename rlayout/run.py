@@ -268,7 +268,8 @@ class StageRunner:
 
     def _save(self, folder: Path) -> Path:
         with self._display.phase(f"saving {folder}"):
-            self._controller.save("actor", folder.absolute(), self._material.tokenizer)
+            stops = self._setup.sampling.stop_token_ids
+            self._controller.save("actor", folder.absolute(), self._material.tokenizer, stops)
         if folder.parent == self._checkpoints:
             self._outcome.checkpoint = folder
             keep_last(self._checkpoints, self._setup.config.checkpoints.keep)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -149,10 +149,11 @@ class Controller:
         result.seconds = time.perf_counter() - start
         return result
 
-    def save(self, role: str, folder: Path, tokenizer: Any) -> None:
-        """Write a role's newest weights and ``tokenizer`` as a Hugging Face folder."""
+    def save(self, role: str, folder: Path, tokenizer: Any, end_tokens: Sequence[int] = ()) -> None:
+        """Write a role's newest weights, its tokenizer and end tokens as a Hugging Face folder."""
+        arguments = (role, folder, tokenizer, tuple(end_tokens))
         device = self._homes[role].devices[0]
-        self._session.on_all("save_role", role, folder, tokenizer, what="save the weights", devices=[device])
+        self._session.on_all("save_role", *arguments, what="save the weights", devices=[device])
 
     # -- issuing --------------------------------------------------------------------------------
 

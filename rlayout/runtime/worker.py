@@ -207,15 +207,17 @@ class Worker:
             seconds=seconds,
         )
 
-    def save_role(self, role: str, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Write a role's weights with the tokenizer as a Hugging Face folder.
+    def save_role(
+        self, role: str, folder: Path, tokenizer: PreTrainedTokenizerBase, end_tokens: Sequence[int]
+    ) -> None:
+        """Write a role's weights with its tokenizer and end tokens as a Hugging Face folder.
 
         Raises:
             CheckpointError: the folder could not be written; nothing is left of it.
         """
         held = self._held(role)
         with whole_folder(folder) as partial:
-            save_model(partial, held.model.shape, weights_of(held.model), tokenizer)
+            save_model(partial, held.model.shape, weights_of(held.model), tokenizer, end_tokens=end_tokens)
 
 
 def weights_of(model: Transformer) -> dict[str, Tensor]:
