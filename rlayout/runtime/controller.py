@@ -14,7 +14,7 @@ from rlayout.data.batch import Batch
 from rlayout.data.objective import Compute, Loss, Statistic
 from rlayout.errors import WeightVersionError, WorkerError
 from rlayout.planning.transfer import plan_transfer
-from rlayout.runtime.dispatch import deal, mini_batches, row_cost
+from rlayout.runtime.dispatch import deal_groups, mini_batches, row_cost
 from rlayout.runtime.host import HOST
 from rlayout.runtime.orders import CallOrder, CallReport, RoleOrder
 from rlayout.runtime.reallocation import Receipt
@@ -194,9 +194,11 @@ class Controller:
         """Per rank, per mini-batch, the row ids."""
         shape = self._shapes[str(call.role)]
         length = dict(zip(rows.ids, rows.lengths, strict=True))
+        group = dict(zip(rows.ids, rows.groups, strict=True))
         parts: list[list[list[int]]] = [[] for _ in placement.devices]
-        for ids in mini_batches(rows.ids, call.updates, self._seed, step):
-            dealt = deal([self._cost(call, length[i], shape) for i in ids], placement.layout.dp)
+        for ids in mini_batches(rows.ids, rows.groups, call.updates, self._seed, step):
+            costs = [self._cost(call, length[i], shape) for i in ids]
+            dealt = deal_groups([group[i] for i in ids], costs, placement.layout.dp)
             for rank, indices in enumerate(dealt):
                 parts[rank].append([ids[i] for i in indices])
         return parts

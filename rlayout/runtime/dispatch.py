@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections import Counter
 from collections.abc import Sequence
 
 from rlayout.spec.model_shape import ModelShape
@@ -43,10 +44,37 @@ def deal(costs: Sequence[float], num_ranks: int) -> list[list[int]]:
     return [sorted(rows) for rows in ranks]
 
 
-def mini_batches(ids: Sequence[int], updates: int, seed: int, step: int) -> list[list[int]]:
+def deal_groups(groups: Sequence[int], costs: Sequence[float], num_ranks: int) -> list[list[int]]:
+    """Deal rows to ranks, those of one group together while that leaves the loads even.
+
+    Rows of one group share their prompt, which a rank that has them together computes once. With fewer
+    than two groups per rank they are dealt one by one.
+
+    Args:
+        groups: group per row.
+        costs: cost per row.
+        num_ranks: at least 1.
+
+    Returns:
+        For every rank the indices of its rows.
+    """
+    members: dict[int, list[int]] = {}
+    for row, group in enumerate(groups):
+        members.setdefault(group, []).append(row)
+    if len(members) < 2 * num_ranks:
+        return deal(costs, num_ranks)
+    units = list(members.values())
+    dealt = deal([sum(costs[row] for row in unit) for unit in units], num_ranks)
+    return [sorted(row for index in indices for row in units[index]) for indices in dealt]
+
+
+def mini_batches(
+    ids: Sequence[int], groups: Sequence[int], updates: int, seed: int, step: int
+) -> list[list[int]]:
     """Divide the rows of a step into ``updates`` mini-batches of equal size, by id and not by place.
 
-    The division depends on (seed, step, ids) alone. With one update the order is that of the ids.
+    Whole groups go to one mini-batch where their sizes allow it. The division depends on (seed, step, ids)
+    alone. With one update the order is that of the ids.
 
     Returns:
         Per mini-batch the ids of its rows.
@@ -57,7 +85,13 @@ def mini_batches(ids: Sequence[int], updates: int, seed: int, step: int) -> list
     if len(ids) % updates:
         raise ValueError(f"{len(ids)} rows cannot be divided into {updates} mini-batches of equal size")
     ordered = sorted(ids)
-    if updates > 1:
-        random.Random(f"mini-batches {seed} {step}").shuffle(ordered)
     size = len(ordered) // updates
+    if updates > 1:
+        group_of = dict(zip(ids, groups, strict=True))
+        counts = Counter(groups)
+        whole = len(set(counts.values())) == 1 and size % counts[groups[0]] == 0
+        units = sorted(counts) if whole else ordered
+        random.Random(f"mini-batches {seed} {step}").shuffle(units)
+        place = {unit: index for index, unit in enumerate(units)}
+        ordered.sort(key=lambda row: place[group_of[row] if whole else row])
     return [ordered[i * size : (i + 1) * size] for i in range(updates)]
