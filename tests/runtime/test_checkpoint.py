@@ -24,14 +24,16 @@ def test_a_full_disk_leaves_the_earlier_checkpoint(tmp_path: Path) -> None:
     target = tmp_path / "step-1"
     with whole_folder(target) as partial:
         (partial / "weights").write_text("old")
-    with (
-        pytest.raises(CheckpointError, match="No space left on device; earlier checkpoints"),
-        whole_folder(target) as partial,
-    ):
-        (partial / "weights").write_text("half")
-        raise OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(CheckpointError, match="No space left on device; earlier checkpoints"):
+        write_on_a_full_disk(target)
     assert (target / "weights").read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["step-1"]
+
+
+def write_on_a_full_disk(target: Path) -> None:
+    with whole_folder(target) as partial:
+        (partial / "weights").write_text("half")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_an_interrupted_write_leaves_nothing(tmp_path: Path) -> None:
