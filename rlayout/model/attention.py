@@ -1,18 +1,20 @@
 """Attention of packed sequences: each token to those before it in its own sequence.
 
-Sequences of one length are computed together, as batched matrix products: the query heads that share a
-key-value head are rows of one matrix, so keys and values are never repeated. Sequences of a reinforcement
-learning step are short, and so this beats the blocked kernels made for long ones (on CPU by a factor of
-three, forward and backward). Long ones are cut into blocks of queries, which bounds the memory of the scores
-and skips the keys that causality or a window hides.
-"""
+A sequence may continue another one: then its tokens also see all tokens of that one, and the answers to a
+prompt need the prompt only once. Sequences of one length are computed together, as batched matrix products:
+the query heads that share a key-value head are rows of one matrix, so keys and values are never repeated.
+Sequences of a reinforcement learning step are short, and so this beats the blocked kernels made for long
+ones. Long ones are cut into blocks of queries, which bounds the memory of the scores and skips the keys that
+causality or a window hides.
 
-# autograd.Function types its methods for one signature only.
-# pyright: reportIncompatibleMethodOverride=false
+Names of dimensions: N sequences x key-value heads, R queries x query heads of one key-value head, M keys.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+# autograd.Function types its methods for one signature only.
+# pyright: reportIncompatibleMethodOverride=false
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -34,104 +36,149 @@ outgrow all other activations and are computed again."""
 class PackedAttention:
     """Causal attention within each of the packed sequences, limited to the layer's window where it has one."""
 
-    def __init__(self, lengths: Tensor, shape: ModelShape) -> None:
-        """``lengths``: tokens of each sequence [B], int64."""
+    def __init__(self, lengths: Tensor, shape: ModelShape, parents: Sequence[int] | None = None) -> None:
+        """Plan for sequences that lie one after the other.
+
+        Args:
+            lengths: tokens of each sequence [B], int64.
+            shape: of the model.
+            parents: for each sequence the index of the one that it continues, which continues none itself;
+                -1 for one that starts from nothing. None: all do. Neighbours with the same length and
+                parent are computed together.
+        """
         self._shape = shape
-        self._runs = [_Run(length, len(list(same))) for length, same in groupby(lengths.tolist()) if length]
+        self._runs = list(_runs(lengths.tolist(), parents or [-1] * len(lengths)))
 
     def __call__(self, layer: int, q_THd: Tensor, k_TKd: Tensor, v_TKd: Tensor) -> Tensor:
         """Attention output [T, H, d] of rotated queries and keys."""
-        window = self._shape.window(layer)
-        tokens = [run.length * run.num for run in self._runs]
-        parts = zip(self._runs, *(x.split(tokens) for x in (q_THd, k_TKd, v_TKd)), strict=True)
-        outputs = [_Attend.apply(q, k, v, run, window) for run, q, k, v in parts]
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)  # pyright: ignore
+        return _Attend.apply(q_THd, k_TKd, v_TKd, self._runs, self._shape.window(layer))  # pyright: ignore
 
 
 @dataclass(frozen=True)
 class _Run:
-    """``num`` sequences of ``length`` tokens, one after the other."""
+    """``num`` neighbouring sequences of ``length`` tokens that continue the same tokens."""
 
+    tokens: slice
     length: int
     num: int
+    before: slice
+    """The tokens that they continue; empty where there are none."""
+
+    @property
+    def num_before(self) -> int:
+        return self.before.stop - self.before.start
+
+    def own(self, x_THd: Tensor) -> Tensor:
+        """The run's part of the packed values, as [num, length, heads, d]."""
+        return x_THd[self.tokens].unflatten(0, (self.num, self.length))
+
+
+def _runs(lengths: list[int], parents: Sequence[int]) -> Iterator[_Run]:
+    places, end = [], 0
+    for length in lengths:
+        places.append(slice(end, end + length))
+        end += length
+    start = 0
+    for (length, parent), same in groupby(zip(lengths, parents, strict=True)):
+        num = len(list(same))
+        tokens = slice(start, start + num * length)
+        start = tokens.stop
+        if length:
+            yield _Run(tokens, length, num, places[parent] if parent >= 0 else slice(0, 0))
 
 
 @dataclass(frozen=True)
 class _Block:
-    """Queries ``first`` to ``last`` of every sequence and the keys, from ``low`` to ``last``, that they see."""
+    """Some queries of every sequence of a run, as rows of the score matrix, and the keys that they see."""
 
-    first: int
-    last: int
-    low: int
-
-    @property
-    def offset(self) -> int:
-        """Which of the block's keys is the first query's own."""
-        return self.first - self.low
+    rows: slice
+    keys: slice
+    offset: int
+    """Which of these keys is the first query's own."""
 
 
-def _blocks(length: int, window: int | None) -> Iterator[_Block]:
-    num = -(-length // QUERY_BLOCK)
+def _blocks(run: _Run, group: int, window: int | None) -> Iterator[_Block]:
+    num = -(-run.length // QUERY_BLOCK)
     for i in range(num):
-        first, last = length * i // num, length * (i + 1) // num
-        yield _Block(first, last, 0 if window is None else max(0, first - window + 1))
+        first, last = run.length * i // num, run.length * (i + 1) // num
+        own = run.num_before + first
+        low = 0 if window is None else max(0, own - window + 1)
+        yield _Block(slice(first * group, last * group), slice(low, run.num_before + last), own - low)
 
 
 class _Attend(torch.autograd.Function):
-    """Attention of one run. Names: N sequences x key-value heads, R queries x query heads of one kv head."""
-
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, run: _Run, window: int | None) -> Tensor:
-        q_NRd, k_NLd, v_NLd = _queries(q, run, k.shape[1]), _keys(k, run), _keys(v, run)
-        group, scale = q.shape[1] // k.shape[1], q.shape[2] ** -0.5
-        out_NRd = torch.empty_like(q_NRd)
-        kept = []
-        for block in _blocks(run.length, window):
-            rows = slice(block.first * group, block.last * group)
-            keys = slice(block.low, block.last)
-            probs = torch.bmm(q_NRd[:, rows], k_NLd[:, keys].mT)
-            probs = causal_softmax(probs, group, block.offset, window, scale)
-            out_NRd[:, rows] = torch.bmm(probs, v_NLd[:, keys])
-            kept.append(probs if probs.shape[-1] <= SAVED_KEYS else None)
-        ctx.save_for_backward(q_NRd, k_NLd, v_NLd, *kept)
-        ctx.run, ctx.window, ctx.group = run, window, group
-        return _tokens(out_NRd, run, group)
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, runs: list[_Run], window: int | None) -> Tensor:
+        group = q.shape[1] // k.shape[1]
+        out = torch.empty_like(q)
+        kept: list[Tensor | None] = []
+        for run in runs:
+            q_NRd, k_NMd, v_NMd = _queries(q, run, group), _keys(k, run), _keys(v, run)
+            out_NRd = torch.empty_like(q_NRd)
+            for block in _blocks(run, group, window):
+                probs = _probabilities(q_NRd, k_NMd, block, group, window)
+                out_NRd[:, block.rows] = torch.bmm(probs, v_NMd[:, block.keys])
+                kept.append(probs if probs.shape[-1] <= SAVED_KEYS else None)
+            run.own(out).copy_(_heads(out_NRd, run, group))
+        ctx.save_for_backward(q, k, v, *kept)
+        ctx.runs, ctx.window = runs, window
+        return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        q_NRd, k_NLd, v_NLd, *kept = ctx.saved_tensors
-        run, window, group = ctx.run, ctx.window, ctx.group
-        scale = q_NRd.shape[2] ** -0.5
-        grad_NRd = _queries(grads[0], run, grads[0].shape[1] // group)
-        grad_q, grad_k, grad_v = torch.empty_like(q_NRd), torch.zeros_like(k_NLd), torch.zeros_like(v_NLd)
-        for block, saved in zip(_blocks(run.length, window), kept, strict=True):
-            rows = slice(block.first * group, block.last * group)
-            keys = slice(block.low, block.last)
-            probs = saved
-            if probs is None:
-                probs = torch.bmm(q_NRd[:, rows], k_NLd[:, keys].mT)
-                probs = causal_softmax(probs, group, block.offset, window, scale)
-            grad_v[:, keys] += torch.bmm(probs.mT, grad_NRd[:, rows])
-            grad_scores = torch.bmm(grad_NRd[:, rows], v_NLd[:, keys].mT)
-            grad_scores = causal_softmax_backward(probs, grad_scores, group, block.offset, window, scale)
-            grad_q[:, rows] = torch.bmm(grad_scores, k_NLd[:, keys])
-            grad_k[:, keys] += torch.bmm(grad_scores.mT, q_NRd[:, rows])
-        return _tokens(grad_q, run, group), _tokens(grad_k, run, 1), _tokens(grad_v, run, 1), None, None
+        q, k, v, *kept = ctx.saved_tensors
+        saved = iter(kept)
+        group, scale = q.shape[1] // k.shape[1], q.shape[2] ** -0.5
+        grad_q, grad_k, grad_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        for run in ctx.runs:
+            q_NRd, k_NMd, v_NMd = _queries(q, run, group), _keys(k, run), _keys(v, run)
+            grad_NRd = _queries(grads[0], run, group)
+            dq, dk, dv = torch.empty_like(q_NRd), torch.zeros_like(k_NMd), torch.zeros_like(v_NMd)
+            for block in _blocks(run, group, ctx.window):
+                probs = next(saved)
+                if probs is None:
+                    probs = _probabilities(q_NRd, k_NMd, block, group, ctx.window)
+                grad_rows, keys = grad_NRd[:, block.rows], block.keys
+                dv[:, keys] += torch.bmm(probs.mT, grad_rows)
+                dscores = torch.bmm(grad_rows, v_NMd[:, keys].mT)
+                dscores = causal_softmax_backward(probs, dscores, group, block.offset, ctx.window, scale)
+                dq[:, block.rows] = torch.bmm(dscores, k_NMd[:, keys])
+                dk[:, keys] += torch.bmm(dscores.mT, q_NRd[:, block.rows])
+            run.own(grad_q).copy_(_heads(dq, run, group))
+            _add_keys(grad_k, dk, run)
+            _add_keys(grad_v, dv, run)
+        return grad_q, grad_k, grad_v, None, None
 
 
-def _queries(x_THd: Tensor, run: _Run, num_kv_heads: int) -> Tensor:
-    """[T, H, d] to [sequences x kv heads, length x query heads of a kv head, d]."""
-    grouped = x_THd.reshape(run.num, run.length, num_kv_heads, -1, x_THd.shape[-1])
-    return grouped.transpose(1, 2).reshape(run.num * num_kv_heads, -1, x_THd.shape[-1])
+def _probabilities(q_NRd: Tensor, k_NMd: Tensor, block: _Block, group: int, window: int | None) -> Tensor:
+    scores = torch.bmm(q_NRd[:, block.rows], k_NMd[:, block.keys].mT)
+    return causal_softmax(scores, group, block.offset, window, q_NRd.shape[2] ** -0.5)
+
+
+def _queries(x_THd: Tensor, run: _Run, group: int) -> Tensor:
+    """The run's queries, or anything of that shape: [T, H, d] to [N, R, d]."""
+    grouped = run.own(x_THd).unflatten(2, (-1, group))
+    return grouped.transpose(1, 2).reshape(-1, run.length * group, x_THd.shape[2])
+
+
+def _heads(x_NRd: Tensor, run: _Run, group: int) -> Tensor:
+    """The inverse of ``_queries``, [num, length, H, d]."""
+    grouped = x_NRd.view(run.num, -1, run.length, group, x_NRd.shape[2])
+    return grouped.transpose(1, 2).flatten(2, 3)
 
 
 def _keys(x_TKd: Tensor, run: _Run) -> Tensor:
-    """[T, K, d] to [sequences x kv heads, length, d]."""
-    return _queries(x_TKd, run, x_TKd.shape[1])
+    """The keys or values that the run sees: [T, K, d] to [N, M, d]."""
+    seen = run.own(x_TKd)
+    if run.num_before:
+        seen = torch.cat([x_TKd[run.before].expand(run.num, -1, -1, -1), seen], dim=1)
+    return seen.transpose(1, 2).reshape(-1, run.num_before + run.length, x_TKd.shape[2])
 
 
-def _tokens(x_NRd: Tensor, run: _Run, group: int) -> Tensor:
-    """The inverse of ``_queries``: [T, heads, d]."""
-    split = x_NRd.view(run.num, -1, run.length, group, x_NRd.shape[-1])
-    return split.transpose(1, 2).reshape(run.num * run.length, -1, x_NRd.shape[-1])
+def _add_keys(total_TKd: Tensor, x_NMd: Tensor, run: _Run) -> None:
+    """Add gradients of ``_keys``' result to those of all keys."""
+    seen = x_NMd.unflatten(0, (run.num, -1)).transpose(1, 2)
+    if run.num_before:
+        total_TKd[run.before] += seen[:, : run.num_before].sum(0)
+    run.own(total_TKd).add_(seen[:, run.num_before :])

@@ -9,9 +9,11 @@ from rlayout.data.batch import Batch
 from rlayout.data.objective import TokenScores
 from rlayout.errors import DataError
 from rlayout.model.attention import PackedAttention
+from rlayout.model.functional import embedding
 from rlayout.model.generation.sampler import restrict
 from rlayout.model.head import head_scores
 from rlayout.model.micro_batches import split
+from rlayout.model.sharing import share, shared_lengths
 from rlayout.model.transformer import Transformer
 from rlayout.spec.sampling import Sampling
 
@@ -55,7 +57,7 @@ def infer(model: Transformer, batch: Batch, *, sampling: Sampling, micro_batch_t
     if sampling.greedy:
         raise DataError("log-probabilities of given tokens need a temperature above 0, got 0 (greedy)")
     rows = [torch.zeros(0)] * len(batch)
-    for part in split(batch.lengths.tolist(), micro_batch_tokens):
+    for part in divide(batch, micro_batch_tokens):
         micro = batch.select(part)
         if sampling.truncated:
             found = _truncated_scores(model, micro, sampling)
@@ -82,10 +84,21 @@ def _truncated_scores(model: Transformer, batch: Batch, sampling: Sampling) -> T
 def _hidden(model: Transformer, batch: Batch) -> tuple[Tensor, Tensor]:
     """Hidden states that predict the tokens under the mask [N, D], and the places of those tokens [N]."""
     check_mask(batch)
+    tokens = batch.tokens["tokens"]
     scored = batch.tokens["mask"].nonzero().flatten()
-    attention = PackedAttention(batch.lengths, model.shape)
-    hidden = model.forward(batch.tokens["tokens"], positions(batch), attention)
-    return hidden[scored - 1], scored
+    sharing = share(batch)
+    computed, places = sharing.tokens.to(tokens.device), sharing.places.to(tokens.device)
+    attention = PackedAttention(sharing.lengths, model.shape, sharing.parents)
+    hidden = model.forward(tokens[computed], positions(batch)[computed], attention)
+    return embedding(places[scored - 1], hidden), scored
+
+
+def divide(batch: Batch, micro_batch_tokens: int) -> list[list[int]]:
+    """Rows of each micro-batch in which ``score`` computes at most ``micro_batch_tokens`` tokens."""
+    if not len(batch):
+        return []
+    lengths, shared = batch.lengths.tolist(), shared_lengths(batch)
+    return split(lengths, micro_batch_tokens, groups=batch.groups, shared=shared)
 
 
 def check_mask(batch: Batch) -> None:

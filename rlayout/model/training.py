@@ -12,9 +12,8 @@ from rlayout.data.batch import Batch
 from rlayout.data.objective import Loss, Statistic, Totals
 from rlayout.errors import DataError
 from rlayout.model.gradients import GradientSum
-from rlayout.model.micro_batches import split
 from rlayout.model.optimizer import ShardedAdamW
-from rlayout.model.scoring import check_mask, score
+from rlayout.model.scoring import check_mask, divide, score
 from rlayout.model.transformer import Transformer
 from rlayout.spec.optimization import Optimization
 
@@ -73,7 +72,7 @@ class Trainer:
             TrainingError: the gradient is not finite; on all ranks. The weights are untouched.
         """
         totals = self._totals(batch)
-        parts = split(batch.lengths.tolist(), micro_batch_tokens)
+        parts = divide(batch, micro_batch_tokens)
         statistics: dict[str, Statistic] = {}
         with self._gradients.collect(self.optimizer.new_gradient()) as gradient:
             for part in parts:

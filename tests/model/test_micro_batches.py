@@ -1,3 +1,5 @@
+from random import Random
+
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -38,6 +40,27 @@ def test_same_rows_same_split(lengths: list[int], max_tokens: int) -> None:
 def test_rows_of_a_micro_batch_are_sorted(lengths: list[int], max_tokens: int) -> None:
     for part in split(lengths, max_tokens):
         assert [lengths[i] for i in part] == sorted(lengths[i] for i in part)
+
+
+@given(ROWS, BOUND, st.integers(1, 5), st.randoms(use_true_random=False))
+def test_shared_tokens_count_once_in_a_micro_batch(
+    own: list[int], max_tokens: int, num_groups: int, random: Random
+) -> None:
+    prompts = [random.choice([0, 5, 80]) for _ in range(num_groups)]
+    groups = [random.randrange(num_groups) for _ in own]
+    shared = [prompts[group] for group in groups]
+    lengths = [prompt + length for prompt, length in zip(shared, own, strict=True)]
+    parts = split(lengths, max_tokens, groups=groups, shared=shared)
+    assert sorted(i for part in parts for i in part) == list(range(len(lengths)))
+    for part in parts:
+        computed = sum(own[i] for i in part) + sum(prompts[group] for group in {groups[i] for i in part})
+        assert len(part) == 1 or computed <= max_tokens
+
+
+def test_rows_that_share_stay_together() -> None:
+    lengths = [110, 120, 130, 110, 120, 130]
+    parts = split(lengths, 160, groups=[0, 1, 0, 1, 0, 1], shared=[100] * 6)
+    assert sorted(sorted(part) for part in parts) == [[0, 2, 4], [1, 3, 5]]
 
 
 def test_fewest_where_sorted_runs_need_more() -> None:
