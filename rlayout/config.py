@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlayout.algorithms import Grpo, Sft
-from rlayout.errors import ConfigError
+from rlayout.errors import ConfigError, nearest
 from rlayout.spec.cluster import DeviceKind
 from rlayout.spec.optimization import Optimization
 from rlayout.spec.sampling import Sampling
@@ -152,19 +152,30 @@ def save_config(config: Config, path: Path) -> None:
 
 
 def _read(path: Path, overrides: Sequence[str]) -> Any:
-    for override in overrides:
-        if "=" not in override or override.startswith("="):
-            raise ConfigError(f"override {override!r}: expected key=value, e.g. optimizer.learning_rate=1e-5")
     if not path.is_file():
-        raise ConfigError(f"no configuration file {path}")
+        raise ConfigError(f"no configuration file {path}{_files_beside(path)}")
     try:
         loaded = OmegaConf.load(path)
         if not isinstance(loaded, DictConfig):
             raise ConfigError(f"{path}: expected a mapping of settings")
-        merged = OmegaConf.merge(loaded, OmegaConf.from_dotlist(list(overrides)))
+        merged = OmegaConf.merge(loaded, *map(_override, overrides))
         return OmegaConf.to_container(merged, resolve=True)
-    except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError, OSError) as error:
         raise ConfigError(f"{path}: {error}") from error
+
+
+def _override(text: str) -> DictConfig:
+    if "=" not in text or text.startswith("="):
+        raise ConfigError(f"override {text!r}: expected key=value, e.g. optimizer.learning_rate=1e-5")
+    try:
+        return OmegaConf.from_dotlist([text])
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
+        raise ConfigError(f"override {text!r}: the value is not YAML: {error}") from error
+
+
+def _files_beside(path: Path) -> str:
+    names = [p.name for p in path.parent.glob("*.yaml")] if path.parent.is_dir() else []
+    return f". {nearest(path.name, names)}" if names else ""
 
 
 def _at_least_one(**values: int) -> None:

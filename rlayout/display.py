@@ -22,6 +22,7 @@ class Display:
             TextColumn("{task.fields[note]}", markup=False),
             console=console,
             transient=True,
+            disable=not console.is_terminal,
         )
         self._calls: dict[str, TaskID] = {}
 

@@ -43,7 +43,10 @@ def is_run(path: Path) -> bool:
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """The records of one of a run's JSON-lines files; none if it does not exist."""
+    """The records of one of a run's JSON-lines files; none if it does not exist.
+
+    A run that was killed may have left half a line at the end: it is no record.
+    """
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
