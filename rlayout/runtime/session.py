@@ -110,13 +110,14 @@ class Session:
     def _connect(self) -> None:
         if ray.is_initialized():
             raise WorkerError("this process is already connected to Ray; one session at a time")
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         options: dict[str, Any] = {"log_to_driver": False, "configure_logging": True, "logging_level": "error"}
         if self._address is None:
             options |= {
                 "num_cpus": max(os.cpu_count() or 1, self.cluster.num_devices),
                 "include_dashboard": False,
                 "object_store_memory": OBJECT_STORE_BYTES,
+                # By default Ray lets everything else on the machine go before its workers.
+                "_system_config": {"worker_niceness": 0},
             }
         try:
             with own_sigterm():
