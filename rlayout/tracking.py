@@ -10,6 +10,8 @@ from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
 
+from rlayout.errors import CheckpointError
+
 
 class Tracker:
     """Writes a run's figures as they come. Use it as a context manager."""
@@ -48,5 +50,9 @@ class Tracker:
             self._append("timeline.jsonl", span)
 
     def _append(self, name: str, record: Mapping[str, Any]) -> None:
-        with (self._folder / name).open("a") as file:
-            file.write(json.dumps(record) + "\n")
+        path = self._folder / name
+        try:
+            with path.open("a") as file:
+                file.write(json.dumps(record) + "\n")
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot write: {error.strerror or error}") from error

@@ -161,7 +161,8 @@ def test_only_the_newest_checkpoints_stay(run: Path) -> None:
 
 def test_a_checkpoint_is_the_same_model_in_transformers(run: Path) -> None:
     folder = last_checkpoint(run)
-    model, loading = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    model, loading = loaded
     assert not any(loading.values()), loading
     tokenizer = AutoTokenizer.from_pretrained(folder)
     question = "State the final answer: 3 + 4 ="
