@@ -6,7 +6,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+
+class CountColumn(MofNCompleteColumn):
+    """Finished and total, where there is something to count."""
+
+    def render(self, task: Task) -> Text:
+        return super().render(task) if task.total is not None else Text()
 
 
 class Display:
@@ -17,7 +25,7 @@ class Display:
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
-            MofNCompleteColumn(),
+            CountColumn(),
             TimeElapsedColumn(),
             TextColumn("{task.fields[note]}", markup=False),
             console=console,
@@ -34,8 +42,8 @@ class Display:
         self._progress.stop()
 
     def say(self, text: str) -> None:
-        """Print a line above the progress."""
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        """Print a line above the progress; in a log it is never broken."""
+        self.console.print(text, markup=False, highlight=False, soft_wrap=not self.console.is_terminal)
 
     @contextmanager
     def phase(self, description: str, total: int | None = None) -> Iterator[Phase]:
