@@ -1,8 +1,8 @@
 /* Elementwise and row-wise work of the transformer on CPU, in bfloat16 with float32 inside.
  *
  * Each function is one pass over memory where PyTorch's separate operations take four to twelve. Matrices
- * are contiguous and row-major. functional.py, softmax.py, head.py and optimizer.py hold the reference of
- * every function here, and the tests compare the two. Compiled and loaded by native.py.
+ * are contiguous and row-major. functional.py, softmax.py, head.py, optimizer.py and generation/cache.py hold
+ * the reference of every function here, and the tests compare the two. Compiled and loaded by native.py.
  */
 #include <math.h>
 #include <stdint.h>
@@ -279,5 +279,123 @@ void adamw(float *restrict weight, float *restrict first, float *restrict second
         first[i] = m;
         second[i] = v;
         weight[i] = weight[i] * keep - step * m / (sqrtf(v) * root + eps);
+    }
+}
+
+/* Sixteen numbers at once, in the compiler's own vector types: GCC and Clang, any processor. */
+enum { WIDTH = 16 };
+typedef float floats __attribute__((vector_size(64), aligned(4), may_alias));
+typedef uint32_t words __attribute__((vector_size(64)));
+typedef uint16_t halves __attribute__((vector_size(32), aligned(2), may_alias));
+
+static inline floats widen_all(const bf16 *x) {
+    return (floats)(__builtin_convertvector(*(const halves *)x, words) << 16);
+}
+
+static inline float sum_all(floats x) {
+    const float *numbers = (const float *)&x;
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int i = 0; i < WIDTH; i++) sum += numbers[i];
+    return sum;
+}
+
+enum { QUERIES = 4, KEY_BLOCK = 64, AHEAD = 16 };
+
+/* scores[num, KEY_BLOCK] of num <= QUERIES queries and a block of keys, which are stride apart */
+static inline __attribute__((always_inline)) void score_keys(const int num, const float *query, const bf16 *keys,
+                                                             float (*scores)[KEY_BLOCK], long block, long size,
+                                                             long stride) {
+    for (long j = 0; j < block; j++) {
+        const bf16 *key = keys + j * stride;
+        floats dot[QUERIES];
+        __builtin_prefetch(key + AHEAD * stride);
+        for (int g = 0; g < num; g++) dot[g] = (floats){0};
+        for (long i = 0; i < size; i += WIDTH) {
+            floats k = widen_all(key + i);
+            for (int g = 0; g < num; g++) dot[g] += k * *(const floats *)(query + g * size + i);
+        }
+        for (int g = 0; g < num; g++) scores[g][j] = sum_all(dot[g]);
+    }
+}
+
+/* total[num, size] += probs[num, KEY_BLOCK] values */
+static inline __attribute__((always_inline)) void add_values(const int num, float (*probs)[KEY_BLOCK],
+                                                             const bf16 *values, float *total, long block,
+                                                             long size, long stride) {
+    for (long i = 0; i < size; i += 2 * WIDTH) {
+        floats low[QUERIES], high[QUERIES];
+        for (int g = 0; g < num; g++) {
+            low[g] = *(floats *)(total + g * size + i);
+            high[g] = *(floats *)(total + g * size + i + WIDTH);
+        }
+        for (long j = 0; j < block; j++) {
+            const bf16 *value = values + j * stride + i;
+            floats v = widen_all(value), w = widen_all(value + WIDTH);
+            __builtin_prefetch(value + AHEAD * stride);
+            for (int g = 0; g < num; g++) low[g] += v * probs[g][j], high[g] += w * probs[g][j];
+        }
+        for (int g = 0; g < num; g++) {
+            *(floats *)(total + g * size + i) = low[g];
+            *(floats *)(total + g * size + i + WIDTH) = high[g];
+        }
+    }
+}
+
+/* out[num, size]: num <= QUERIES queries, already scaled, over count tokens of one kv head; softmax as it goes */
+static inline __attribute__((always_inline)) void attend(const int num, const float *query, const bf16 *keys,
+                                                         const bf16 *values, bf16 *out, long count, long size,
+                                                         long stride) {
+    float top[QUERIES], sum[QUERIES], scores[QUERIES][KEY_BLOCK], total[num * size];
+    for (int g = 0; g < num; g++) top[g] = -INFINITY, sum[g] = 0;
+    memset(total, 0, num * size * sizeof(float));
+    for (long first = 0; first < count; first += KEY_BLOCK) {
+        long block = count - first < KEY_BLOCK ? count - first : KEY_BLOCK;
+        score_keys(num, query, keys + first * stride, scores, block, size, stride);
+        for (int g = 0; g < num; g++) {
+            float high = top[g], add = 0;
+#pragma omp simd reduction(max : high)
+            for (long j = 0; j < block; j++) high = scores[g][j] > high ? scores[g][j] : high;
+            float shrink = first ? exp_fast(top[g] - high) : 0;
+#pragma omp simd reduction(+ : add)
+            for (long j = 0; j < block; j++) {
+                scores[g][j] = exp_fast(scores[g][j] - high);
+                add += scores[g][j];
+            }
+            top[g] = high;
+            sum[g] = sum[g] * shrink + add;
+            for (long i = 0; i < size; i++) total[g * size + i] *= shrink;
+        }
+        add_values(num, scores, values + first * stride, total, block, size, stride);
+    }
+    for (int g = 0; g < num; g++)
+        for (long i = 0; i < size; i++) out[g * size + i] = narrow(total[g * size + i] / sum[g]);
+}
+
+/* out[B, H, d] of one query q[B, H, d] per slot of keys and values [B, capacity, K, d]: the query stands at
+ * positions[B] and sees the last ``window`` tokens, itself included. d is a multiple of 2 WIDTH. */
+void decode_attention(const bf16 *restrict q, const bf16 *restrict keys, const bf16 *restrict values,
+                      bf16 *restrict out, const int64_t *restrict positions, long batch, long heads,
+                      long kv_heads, long size, long capacity, long window, float scale) {
+    long group = heads / kv_heads, stride = kv_heads * size;
+#pragma omp parallel for schedule(dynamic, 2) if (batch > 1)
+    for (long b = 0; b < batch; b++) {
+        long stop = positions[b] + 1, start = stop > window ? stop - window : 0, count = stop - start;
+        float query[heads * size];
+        for (long i = 0; i < heads * size; i++) query[i] = widen(q[b * heads * size + i]) * scale;
+        for (long h = 0; h < heads;) {
+            long left = group - h % group, place = (b * capacity + start) * stride + h / group * size;
+            const float *these = query + h * size;
+            const bf16 *k = keys + place, *v = values + place;
+            bf16 *o = out + (b * heads + h) * size;
+            if (left >= 4)
+                attend(4, these, k, v, o, count, size, stride), h += 4;
+            else if (left == 3)
+                attend(3, these, k, v, o, count, size, stride), h += 3;
+            else if (left == 2)
+                attend(2, these, k, v, o, count, size, stride), h += 2;
+            else
+                attend(1, these, k, v, o, count, size, stride), h += 1;
+        }
     }
 }

@@ -23,6 +23,7 @@ _FLAGS = (
     *("-O3", "-march=native", "-mprefer-vector-width=512", "-fopenmp", "-fPIC", "-shared", "-std=c11"),
     # What vectorizing an exponential needs of -ffast-math; infinities and NaN keep their meaning.
     *("-fno-math-errno", "-fno-trapping-math"),
+    "-ffp-contract=fast",  # -std=c11 alone forbids fused multiply-add
 )
 
 _POINTER, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
@@ -41,6 +42,7 @@ _ARGUMENTS = {
     "head_add": "ppppllf",
     "head_backward": "ppppllf",
     "adamw": "pppplffffffff",
+    "decode_attention": "pppppllllllf",
 }
 """The parameters of each C function: pointer, long, float."""
 
