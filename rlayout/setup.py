@@ -100,7 +100,7 @@ def micro_batch_tokens(config: Config) -> int:
     """Tokens that a device computes at once: enough to keep its matrix products busy, few enough that
     activations stay small beside the weights. Replaced by the planner's memory model when there is one.
     """
-    return 16_384 if config.cluster.device == "cuda" else 2_048
+    return 16_384 if config.cluster.device == "cuda" else 1_024
 
 
 def _with_stop_tokens(config: Config) -> Sampling:

@@ -51,7 +51,7 @@ def test_every_recipe_can_be_prepared(path: Path) -> None:
 def test_without_a_plan_every_model_call_runs_on_all_devices(config: Config) -> None:
     setup = with_workers(config, 3)
     assert setup.plan == ExecutionPlan(
-        dict.fromkeys(("generate", "ref_infer", "train"), Placement((0, 1, 2), Layout(dp=3), 2048))
+        dict.fromkeys(("generate", "ref_infer", "train"), Placement((0, 1, 2), Layout(dp=3), 1024))
     )
 
 
