@@ -86,7 +86,7 @@ def test_a_call_that_the_algorithm_does_not_have() -> None:
     data = plain()
     data["calls"]["trian"] = data["calls"]["train"]
     with pytest.raises(
-        PlanError, match="calls.trian: the algorithm has no such model call. did you mean 'train'"
+        PlanError, match=r"calls.trian: the algorithm has no such model call. did you mean 'train'"
     ):
         ExecutionPlan.from_plain(data).check(FLOW, CLUSTER)
 
@@ -94,5 +94,5 @@ def test_a_call_that_the_algorithm_does_not_have() -> None:
 def test_a_call_without_placement() -> None:
     data = plain()
     del data["calls"]["generate"]
-    with pytest.raises(PlanError, match="calls.generate: missing"):
+    with pytest.raises(PlanError, match=r"calls.generate: missing"):
         ExecutionPlan.from_plain(data).check(FLOW, CLUSTER)
