@@ -14,7 +14,7 @@ def keep_freed_memory() -> bool:
 
     By default glibc gives every block over 32 MB back to the system when it is freed, and the next tensor of
     that size faults in its pages one by one: a bfloat16 product with an output of 25 MB took 36 ms so, and
-    12 ms with pages that were there. ``give_back_memory`` returns what is not in use.
+    12 ms with pages that were there.
 
     Returns:
         Whether the allocator is one that can be told (glibc).
@@ -28,15 +28,8 @@ def keep_freed_memory() -> bool:
     return all(done)
 
 
-def give_back_memory() -> None:
-    """Return freed memory to the system."""
-    libc = _glibc()
-    if libc is not None:
-        libc.malloc_trim(0)
-
-
 def _glibc() -> ctypes.CDLL | None:
     if not sys.platform.startswith("linux"):
         return None
     libc = ctypes.CDLL(None)
-    return libc if hasattr(libc, "malloc_trim") and hasattr(libc, "mallopt") else None
+    return libc if hasattr(libc, "mallopt") else None

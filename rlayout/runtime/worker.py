@@ -18,6 +18,7 @@ from rlayout.data.batch import Batch
 from rlayout.data.objective import Statistic
 from rlayout.errors import WeightVersionError, WorkerError, nearest
 from rlayout.model.generation.engine import Generator
+from rlayout.model.host_memory import keep_freed_memory
 from rlayout.model.huggingface import load_model, save_model
 from rlayout.model.scoring import infer
 from rlayout.model.training import Trainer
@@ -50,6 +51,7 @@ class Worker:
     def __init__(self, device: int, kind: DeviceKind, num_threads: int, cache_bytes: int) -> None:
         """Hold device ``device`` of the cluster, the only one of its kind that this process sees."""
         torch.set_num_threads(num_threads)
+        keep_freed_memory()
         self._device = device
         self._torch_device = torch.device(kind)
         self._cache_bytes = cache_bytes
