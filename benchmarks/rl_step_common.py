@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 from rlayout.data.batch import Batch
 from rlayout.data.procedural import load_procedural
@@ -42,7 +43,8 @@ def make_prompts(order: Order, max_positions: int) -> Batch:
     sums = Procedural(
         "chain_sum", train_size=order.prompts, test_size=0, settings={"max_terms": 8, "max_digits": 4}
     )
-    encoder = PromptEncoder(load_tokenizer(SOURCE), PromptTemplate(system="You are a calculator."))
+    tokenizer: Any = load_tokenizer(SOURCE)
+    encoder = PromptEncoder(tokenizer, PromptTemplate(system="You are a calculator."))
     return prompt_batch(
         list(load_procedural(sums)[0]),
         range(order.prompts),

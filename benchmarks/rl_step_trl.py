@@ -11,7 +11,8 @@ import torch
 from datasets import Dataset
 from rl_step_common import LEARNING_RATE, SOURCE, Order, make_prompts, reward
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
 
 from rlayout.model.huggingface import load_model, load_tokenizer, save_model
 
@@ -42,12 +43,13 @@ def main() -> None:
     torch.set_num_threads(order.threads)
     folder = Path(order.result).parent
     texts = _write_model(order, folder / "model")
+    rewards: Any = _rewards
     trainer = Timed(
         model=AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.bfloat16),
         args=_config(order, folder / "out"),
         processing_class=AutoTokenizer.from_pretrained(folder / "model"),
         train_dataset=Dataset.from_dict({"prompt": texts}),
-        reward_funcs=_rewards,
+        reward_funcs=rewards,
         callbacks=[Clock()],
     )
     trainer.train()
