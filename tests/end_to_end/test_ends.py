@@ -50,7 +50,8 @@ def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None
 def test_a_run_that_is_stopped(home: Path, number: int, send: Callable[[int, int], None]) -> None:
     checkpoints = home / "runs"
     process = subprocess.Popen(
-        command("train", endless(home)),
+        # As at a terminal: what a script starts in the background inherits that Ctrl-C is ignored.
+        ["env", "--default-signal=INT", *command("train", endless(home))],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
