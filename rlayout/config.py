@@ -30,8 +30,9 @@ class ModelConfig:
 
     source: str
     """A Hugging Face folder, a ``.gguf`` file, or ``package:NAME`` for one inside an installed package."""
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """Of computation; the optimizer always keeps float32 weights."""
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    """Of computation; the optimizer always keeps float32 weights. ``auto``: bfloat16, but float32 on a
+    processor that only emulates bfloat16, several times slower."""
 
 
 @dataclass(frozen=True)

@@ -283,7 +283,7 @@ def _role(
     optimization: Optimization | None = None,
     updates: int = 0,
 ) -> RoleOrder:
-    return RoleOrder(role, source, setup.config.model.dtype, None, optimization, updates)
+    return RoleOrder(role, source, setup.dtype, None, optimization, updates)
 
 
 def _due(done: int, every: int) -> bool:

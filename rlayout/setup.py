@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ import yaml
 from rlayout.algorithms import Algorithm
 from rlayout.config import Config
 from rlayout.errors import ConfigError, PlanError
+from rlayout.model import processor
 from rlayout.model.huggingface import check_weights, end_token_ids, read_shape
 from rlayout.planning.heuristics import colocated
-from rlayout.spec.cluster import Cluster
+from rlayout.spec.cluster import Cluster, Dtype
 from rlayout.spec.model_shape import ModelShape
 from rlayout.spec.plan import ExecutionPlan
 from rlayout.spec.sampling import Sampling
@@ -32,6 +34,8 @@ class Setup:
     algorithm: Algorithm
     cluster: Cluster
     plan: ExecutionPlan
+    dtype: Dtype
+    """Of computation."""
     cache_bytes: int
     """Memory of the generation cache on each device."""
     warnings: tuple[str, ...]
@@ -44,6 +48,7 @@ class Setup:
             "rows_per_step": rows,
             "rows_per_update": rows // config.algorithm.updates_per_step,
             "optimizer_steps": config.steps * config.algorithm.updates_per_step,
+            "dtype": self.dtype,
             "stop_token_ids": list(self.sampling.stop_token_ids),
             "cache_gib_per_worker": round(self.cache_bytes / 2**30, 2),
         }
@@ -77,6 +82,7 @@ def prepare(config: Config) -> Setup:
         algorithm=algorithm,
         cluster=cluster,
         plan=plan,
+        dtype=compute_dtype(config),
         cache_bytes=_cache_bytes(config),
         warnings=tuple(_warnings(config)),
     )
@@ -103,6 +109,13 @@ def micro_batch_tokens(config: Config) -> int:
     return 16_384 if config.cluster.device == "cuda" else 1_024
 
 
+def compute_dtype(config: Config) -> Dtype:
+    """The dtype of computation: as configured, or what the device computes fastest."""
+    if config.model.dtype != "auto":
+        return config.model.dtype
+    return "bfloat16" if config.cluster.device == "cuda" or processor.multiplies_bfloat16() else "float32"
+
+
 def _with_stop_tokens(config: Config) -> Sampling:
     if config.sampling.stop_token_ids:
         return config.sampling
@@ -121,11 +134,17 @@ def _cache_bytes(config: Config) -> int:
     return min(share, 4 * 2**30)
 
 
-def _warnings(config: Config) -> list[str]:
+def _warnings(config: Config) -> Iterator[str]:
+    if config.cluster.device != "cpu" or config.cluster.address is not None:
+        return
     cores = os.cpu_count() or 1
-    if config.cluster.device == "cpu" and config.cluster.address is None and config.cluster.workers > cores:
-        return [
+    if config.cluster.workers > cores:
+        yield (
             f"cluster.workers: {config.cluster.workers} workers share {cores} cores; "
             f"{cores} would be as fast and need less memory"
-        ]
-    return []
+        )
+    if config.model.dtype == "bfloat16" and not processor.multiplies_bfloat16():
+        yield (
+            "model.dtype: this processor only emulates bfloat16, several times slower than float32; "
+            "'auto' takes float32 here"
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, overload
 
@@ -10,7 +11,7 @@ from reasoning_gym.dataset import ProceduralDataset
 from reasoning_gym.factory import DATASETS
 
 from rlayout.data.problem import Problem
-from rlayout.data.worked import WORKED, worked_solution
+from rlayout.data.worked import WORKED, bare_answer, worked_solution
 from rlayout.errors import DataError, nearest
 from rlayout.spec.task import Procedural
 
@@ -25,7 +26,7 @@ def load_procedural(config: Procedural) -> tuple[Sequence[Problem], Sequence[Pro
     """
     size = config.train_size + config.test_size
     generator = build_generator(config.task, config.settings, seed=config.seed, size=size)
-    held_out = tuple(_problem(config, generator[index]) for index in range(config.test_size))
+    held_out = tuple(_problem(config, generator, index) for index in range(config.test_size))
     return ProceduralProblems(config, generator, frozenset(p.question for p in held_out)), held_out
 
 
@@ -75,9 +76,11 @@ class ProceduralProblems(Sequence[Problem]):
 
     def _generate(self, index: int) -> Problem:
         for step in range(len(self)):
-            entry = self._generator[self._config.test_size + (index + step) % len(self)]
-            if entry["question"] not in self._held_out:
-                return _problem(self._config, entry)
+            problem = _problem(
+                self._config, self._generator, self._config.test_size + (index + step) % len(self)
+            )
+            if problem.question not in self._held_out:
+                return problem
         raise DataError(
             f"task {self._config.task!r} with settings {dict(self._config.settings)} has too few different "
             f"questions: all {len(self)} training problems are among the {len(self._held_out)} held-out ones. "
@@ -85,10 +88,16 @@ class ProceduralProblems(Sequence[Problem]):
         )
 
 
-def _problem(config: Procedural, entry: Mapping[str, Any]) -> Problem:
+def _problem(config: Procedural, generator: ProceduralDataset, index: int) -> Problem:
+    entry = generator[index]
     return Problem(
         question=entry["question"],
         answer=None if entry["answer"] is None else str(entry["answer"]),
-        solution=worked_solution(config.task, entry) if config.task in WORKED else None,
+        solution=_solution(config, entry, index) if config.task in WORKED else None,
         metadata={"task": config.task, "settings": dict(config.settings), "entry": entry},
     )
+
+
+def _solution(config: Procedural, entry: Mapping[str, Any], index: int) -> str:
+    shows_steps = random.Random(f"{config.seed} {index}").random() < config.worked_share
+    return worked_solution(config.task, entry) if shows_steps else bare_answer(entry)

@@ -23,6 +23,11 @@ def chain_sum(entry: Entry) -> str:
     return "\n".join([*lines, f"#### {total}"])
 
 
+def bare_answer(entry: Entry) -> str:
+    """The answer alone, marked as in a worked solution."""
+    return f"#### {entry['answer']}"
+
+
 WORKED: Mapping[str, Callable[[Entry], str]] = {"chain_sum": chain_sum}
 
 

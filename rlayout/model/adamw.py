@@ -38,7 +38,7 @@ def adamw(
     """
     beta1, beta2 = optimization.betas
     correction1, correction2 = 1 - beta1**num_updates, 1 - beta2**num_updates
-    if native.usable(*state, grad, dtype=torch.float32):
+    if native.usable(*state, grad):
         constants = (clip, rate, beta1, beta2, optimization.eps, decay, correction1, correction2)
         native.call("adamw", *state, grad, len(grad), *constants)
         return
@@ -52,7 +52,7 @@ def adamw(
 
 def square_sum(x: Tensor) -> Tensor:
     """Sum of squares of a float32 vector, in float64."""
-    if native.usable(x, dtype=torch.float32):
+    if native.usable(x):
         total = torch.empty((), dtype=torch.float64)
         native.call("square_sum", x, total, len(x))
         return total

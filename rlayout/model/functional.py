@@ -1,6 +1,7 @@
 """The transformer's pointwise functions and matrix products, with gradients that cost few passes over memory.
 
-In bfloat16 on CPU they run in ``native.c``; elsewhere they are PyTorch's own. Both compute in float32 inside.
+In bfloat16 and float32 on CPU they run in ``native.c``; elsewhere they are PyTorch's own. Both compute in
+float32 inside.
 Shapes: T rows (tokens), D size of a row, I inputs and O outputs of a matrix.
 """
 
@@ -46,7 +47,7 @@ def rotate(x_THd: Tensor, cos_T1d: Tensor, sin_T1d: Tensor) -> Tensor:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x weight^T + bias; ``x`` [..., I], ``weight`` [O, I]."""
-    if torch.is_grad_enabled() and weight.requires_grad and x.dim() == 2 and native.usable(x, weight):
+    if torch.is_grad_enabled() and weight.requires_grad and x.dim() == 2 and _bfloat16_on_cpu(x, weight):
         product = _apply(_Linear, x, weight)
         return product if bias is None else product + bias
     return F.linear(x, weight, bias)
@@ -65,7 +66,7 @@ def matrix_gradient(grad: Tensor, x: Tensor) -> Tensor:
     oneDNN's bfloat16 product reads a transposed first factor at a third of the speed (0.4 instead of 1.2
     TFLOP/s measured on one core with AMX), so the smaller factor is transposed first.
     """
-    if not native.usable(grad, x):
+    if not _bfloat16_on_cpu(grad, x):
         return grad.t() @ x
     if grad.shape[1] <= x.shape[1]:
         return transposed(grad) @ x
@@ -83,10 +84,14 @@ def transposed(x: Tensor) -> Tensor:
 
 def add_to(total: Tensor, x: Tensor) -> None:
     """Add ``x`` to ``total``, of any dtypes and one shape."""
-    if native.usable(x) and native.usable(total, dtype=torch.float32):
-        native.call("accumulate", total, x, x.numel())
+    if native.usable(x) and native.usable(total) and total.dtype == torch.float32:
+        native.call("accumulate", x, total, x.numel())
     else:
         total += x
+
+
+def _bfloat16_on_cpu(*tensors: Tensor) -> bool:
+    return native.usable(*tensors) and tensors[0].dtype == torch.bfloat16
 
 
 def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:

@@ -1,4 +1,5 @@
-/* Elementwise and row-wise work of the transformer on CPU, in bfloat16 with float32 inside.
+/* Elementwise and row-wise work of the transformer on CPU, on bfloat16 or float32 with float32 inside.
+ * Compiled once for each: ELEMENT_FLOAT32 chooses float32.
  *
  * Each function is one pass over memory where PyTorch's separate operations take four to twelve. Matrices
  * are contiguous and row-major. functional.py, softmax.py, head.py, optimizer.py and generation/cache.py hold
@@ -8,12 +9,22 @@
 #include <stdint.h>
 #include <string.h>
 
-typedef uint16_t bf16;
+#ifdef ELEMENT_FLOAT32
+typedef float element;
+typedef uint32_t element_bits;
+#else
+typedef uint16_t element;
+typedef uint16_t element_bits;
+#endif
 
 /* Below this many elements the threads cost more than they save. */
 #define PARALLEL_ELEMENTS 32768
 
-static inline float widen(bf16 x) {
+#ifdef ELEMENT_FLOAT32
+static inline float widen(element x) { return x; }
+static inline element narrow(float x) { return x; }
+#else
+static inline float widen(element x) {
     uint32_t bits = (uint32_t)x << 16;
     float value;
     memcpy(&value, &bits, 4);
@@ -21,12 +32,13 @@ static inline float widen(bf16 x) {
 }
 
 /* Round to nearest even; not-a-number stays one. */
-static inline bf16 narrow(float x) {
+static inline element narrow(float x) {
     uint32_t bits;
     memcpy(&bits, &x, 4);
     uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    return x != x ? 0x7fc0 : (bf16)rounded;
+    return x != x ? 0x7fc0 : (element)rounded;
 }
+#endif
 
 /* e^x to 2 units in the last place, written so that compilers vectorize it. Cephes' polynomial on
  * [-ln 2 / 2, ln 2 / 2]; 0 to float32's smallest normal below -87, capped above 88; NaN stays NaN. */
@@ -48,11 +60,11 @@ static inline float exp_fast(float x) {
     return p * power;
 }
 
-typedef uint16_t lanes __attribute__((vector_size(16)));
 enum { LANES = 8, TILE = 128 };
+typedef element_bits lanes __attribute__((vector_size(LANES * sizeof(element_bits))));
 
 /* Transpose the 8 x 8 block at in (rows of stride cols) into out (rows of stride TILE). */
-static inline void transpose_block(const bf16 *in, long cols, bf16 *out) {
+static inline void transpose_block(const element *in, long cols, element *out) {
     lanes a[LANES], b[LANES];
     for (int i = 0; i < LANES; i++) memcpy(&a[i], in + i * cols, sizeof(lanes));
     /* Interleaving the first half of the rows with the second, three times, exchanges row and column. */
@@ -67,12 +79,12 @@ static inline void transpose_block(const bf16 *in, long cols, bf16 *out) {
 }
 
 /* out[C, R] = in[R, C] transposed, by tiles, so that every cache line is written whole */
-void transpose(const bf16 *restrict in, bf16 *restrict out, long rows, long cols) {
+void transpose(const element *restrict in, element *restrict out, long rows, long cols) {
 #pragma omp parallel for if (rows * cols > PARALLEL_ELEMENTS)
     for (long r0 = 0; r0 < rows; r0 += TILE)
         for (long c0 = 0; c0 < cols; c0 += TILE) {
             long r1 = r0 + TILE < rows ? r0 + TILE : rows, c1 = c0 + TILE < cols ? c0 + TILE : cols;
-            bf16 tile[TILE * TILE];
+            element tile[TILE * TILE];
             if (r1 - r0 == TILE && c1 - c0 == TILE) {
                 for (int r = 0; r < TILE; r += LANES)
                     for (int c = 0; c < TILE; c += LANES)
@@ -81,12 +93,12 @@ void transpose(const bf16 *restrict in, bf16 *restrict out, long rows, long cols
                 for (long r = r0; r < r1; r++)
                     for (long c = c0; c < c1; c++) tile[(c - c0) * TILE + r - r0] = in[r * cols + c];
             }
-            for (long c = c0; c < c1; c++) memcpy(out + c * rows + r0, tile + (c - c0) * TILE, (r1 - r0) * 2);
+            for (long c = c0; c < c1; c++) memcpy(out + c * rows + r0, tile + (c - c0) * TILE, (r1 - r0) * sizeof(element));
         }
 }
 
 /* sum[n] += x[n] */
-void accumulate(float *restrict sum, const bf16 *restrict x, long n) {
+void accumulate(const element *restrict x, float *restrict sum, long n) {
 #pragma omp parallel for simd if (parallel : n > PARALLEL_ELEMENTS)
     for (long i = 0; i < n; i++) sum[i] += widen(x[i]);
 }
@@ -100,15 +112,15 @@ void square_sum(const float *restrict x, double *restrict sum, long n) {
 }
 
 /* y[T, D] = x * scale * weight[D], scale[T] = 1 / sqrt(mean(x^2) + eps), which is kept */
-void rms_norm(const bf16 *restrict x, const bf16 *restrict weight, bf16 *restrict y, float *restrict scale,
+void rms_norm(const element *restrict x, const element *restrict weight, element *restrict y, float *restrict scale,
               long num, long size, float eps) {
 #pragma omp parallel for if (num * size > PARALLEL_ELEMENTS)
     for (long t = 0; t < num; t++) {
-        const bf16 *row = x + t * size;
-        float square = 0;
+        const element *row = x + t * size;
+        double square = 0; /* the scale's error would be that of the whole row */
 #pragma omp simd reduction(+ : square)
-        for (long i = 0; i < size; i++) square += widen(row[i]) * widen(row[i]);
-        float s = 1.0f / sqrtf(square / size + eps);
+        for (long i = 0; i < size; i++) square += (double)widen(row[i]) * widen(row[i]);
+        float s = 1.0 / sqrt(square / size + eps);
 #pragma omp simd
         for (long i = 0; i < size; i++) y[t * size + i] = narrow(widen(row[i]) * s * widen(weight[i]));
         scale[t] = s;
@@ -116,11 +128,11 @@ void rms_norm(const bf16 *restrict x, const bf16 *restrict weight, bf16 *restric
 }
 
 /* grad_x[T, D], and grad_weight[D] += sum over T; one thread, because the sum is shared */
-void rms_norm_backward(const bf16 *restrict x, const bf16 *restrict weight, const float *restrict scale,
-                       const bf16 *restrict grad, bf16 *restrict grad_x, float *restrict grad_weight, long num,
+void rms_norm_backward(const element *restrict x, const element *restrict weight, const float *restrict scale,
+                       const element *restrict grad, element *restrict grad_x, float *restrict grad_weight, long num,
                        long size) {
     for (long t = 0; t < num; t++) {
-        const bf16 *row = x + t * size, *g = grad + t * size;
+        const element *row = x + t * size, *g = grad + t * size;
         float s = scale[t], dot = 0;
 #pragma omp simd reduction(+ : dot)
         for (long i = 0; i < size; i++) dot += widen(row[i]) * widen(g[i]) * widen(weight[i]);
@@ -135,7 +147,7 @@ void rms_norm_backward(const bf16 *restrict x, const bf16 *restrict weight, cons
 }
 
 /* y[n] = silu(gate) * up */
-void swiglu(const bf16 *restrict gate, const bf16 *restrict up, bf16 *restrict y, long n) {
+void swiglu(const element *restrict gate, const element *restrict up, element *restrict y, long n) {
 #pragma omp parallel for simd if (parallel : n > PARALLEL_ELEMENTS)
     for (long i = 0; i < n; i++) {
         float g = widen(gate[i]);
@@ -143,8 +155,8 @@ void swiglu(const bf16 *restrict gate, const bf16 *restrict up, bf16 *restrict y
     }
 }
 
-void swiglu_backward(const bf16 *restrict gate, const bf16 *restrict up, const bf16 *restrict grad,
-                     bf16 *restrict grad_gate, bf16 *restrict grad_up, long n) {
+void swiglu_backward(const element *restrict gate, const element *restrict up, const element *restrict grad,
+                     element *restrict grad_gate, element *restrict grad_up, long n) {
 #pragma omp parallel for simd if (parallel : n > PARALLEL_ELEMENTS)
     for (long i = 0; i < n; i++) {
         float g = widen(gate[i]), d = widen(grad[i]);
@@ -155,15 +167,15 @@ void swiglu_backward(const bf16 *restrict gate, const bf16 *restrict up, const b
 }
 
 /* y[T, H, d] = x * cos[T, d] + sign * (x with its halves exchanged) * sin[T, d] */
-void rotate(const bf16 *restrict x, const bf16 *restrict cosine, const bf16 *restrict sine, bf16 *restrict y,
+void rotate(const element *restrict x, const element *restrict cosine, const element *restrict sine, element *restrict y,
             long num, long heads, long size, float sign) {
     long half = size / 2;
 #pragma omp parallel for if (num * heads * size > PARALLEL_ELEMENTS)
     for (long t = 0; t < num; t++) {
-        const bf16 *c = cosine + t * size, *s = sine + t * size;
+        const element *c = cosine + t * size, *s = sine + t * size;
         for (long h = 0; h < heads; h++) {
-            const bf16 *in = x + (t * heads + h) * size;
-            bf16 *out = y + (t * heads + h) * size;
+            const element *in = x + (t * heads + h) * size;
+            element *out = y + (t * heads + h) * size;
 #pragma omp simd
             for (long i = 0; i < half; i++) {
                 float a = widen(in[i]), b = widen(in[half + i]);
@@ -176,14 +188,14 @@ void rotate(const bf16 *restrict x, const bf16 *restrict cosine, const bf16 *res
 
 /* In place, scores[B, L, G, M]: softmax over the keys that query l sees, those in
  * (l + offset - window, l + offset]; 0 elsewhere. */
-void softmax(bf16 *restrict scores, long batch, long queries, long group, long keys, long offset, long window,
+void softmax(element *restrict scores, long batch, long queries, long group, long keys, long offset, long window,
              float scale) {
     long num = batch * queries * group;
 #pragma omp parallel for if (num * keys > PARALLEL_ELEMENTS)
     for (long r = 0; r < num; r++) {
         long last = (r / group) % queries + offset + 1;
         long stop = last < keys ? last : keys, start = last - window > 0 ? last - window : 0;
-        bf16 *row = scores + r * keys;
+        element *row = scores + r * keys;
         float values[stop - start], top = -INFINITY, sum = 0;
 #pragma omp simd reduction(max : top)
         for (long i = 0; i < stop - start; i++) {
@@ -196,39 +208,39 @@ void softmax(bf16 *restrict scores, long batch, long queries, long group, long k
             sum += values[i];
         }
         float inverse = 1.0f / sum;
-        memset(row, 0, start * 2);
+        memset(row, 0, start * sizeof(element));
 #pragma omp simd
         for (long i = 0; i < stop - start; i++) row[start + i] = narrow(values[i] * inverse);
-        memset(row + stop, 0, (keys - stop) * 2);
+        memset(row + stop, 0, (keys - stop) * sizeof(element));
     }
 }
 
 /* In place, grad[B, L, G, M] becomes the gradient of the unscaled scores. */
-void softmax_backward(const bf16 *restrict probs, bf16 *restrict grad, long batch, long queries, long group,
+void softmax_backward(const element *restrict probs, element *restrict grad, long batch, long queries, long group,
                       long keys, long offset, long window, float scale) {
     long num = batch * queries * group;
 #pragma omp parallel for if (num * keys > PARALLEL_ELEMENTS)
     for (long r = 0; r < num; r++) {
         long last = (r / group) % queries + offset + 1;
         long stop = last < keys ? last : keys, start = last - window > 0 ? last - window : 0;
-        const bf16 *p = probs + r * keys;
-        bf16 *g = grad + r * keys;
+        const element *p = probs + r * keys;
+        element *g = grad + r * keys;
         float dot = 0;
 #pragma omp simd reduction(+ : dot)
         for (long i = start; i < stop; i++) dot += widen(p[i]) * widen(g[i]);
-        memset(g, 0, start * 2);
+        memset(g, 0, start * sizeof(element));
 #pragma omp simd
         for (long i = start; i < stop; i++) g[i] = narrow(widen(p[i]) * (widen(g[i]) - dot) * scale);
-        memset(g + stop, 0, (keys - stop) * 2);
+        memset(g + stop, 0, (keys - stop) * sizeof(element));
     }
 }
 
 /* Add logits[N, W] to the running maximum, sum of exp(x - top) and sum of exp(x - top) * (x - top). */
-void head_add(const bf16 *restrict logits, float *restrict top, float *restrict total, float *restrict weighted,
+void head_add(const element *restrict logits, float *restrict top, float *restrict total, float *restrict weighted,
               long num, long words, float inverse_temperature) {
 #pragma omp parallel for if (num * words > PARALLEL_ELEMENTS)
     for (long n = 0; n < num; n++) {
-        const bf16 *row = logits + n * words;
+        const element *row = logits + n * words;
         float high = -INFINITY, sum = 0, dot = 0;
 #pragma omp simd reduction(max : high)
         for (long i = 0; i < words; i++) {
@@ -251,11 +263,11 @@ void head_add(const bf16 *restrict logits, float *restrict top, float *restrict 
 }
 
 /* In place: logits[N, W] become scale[n] * (onehot(target) - softmax), target counted from this slice. */
-void head_backward(bf16 *restrict logits, const float *restrict normaliser, const float *restrict scale,
+void head_backward(element *restrict logits, const float *restrict normaliser, const float *restrict scale,
                    const int64_t *restrict target, long num, long words, float inverse_temperature) {
 #pragma omp parallel for if (num * words > PARALLEL_ELEMENTS)
     for (long n = 0; n < num; n++) {
-        bf16 *row = logits + n * words;
+        element *row = logits + n * words;
         float norm = normaliser[n], s = scale[n];
         int inside = target[n] >= 0 && target[n] < words;
         float hit = inside ? s - s * exp_fast(widen(row[target[n]]) * inverse_temperature - norm) : 0;
@@ -285,12 +297,17 @@ void adamw(float *restrict weight, float *restrict first, float *restrict second
 /* Sixteen numbers at once, in the compiler's own vector types: GCC and Clang, any processor. */
 enum { WIDTH = 16 };
 typedef float floats __attribute__((vector_size(64), aligned(4), may_alias));
+
+#ifdef ELEMENT_FLOAT32
+static inline floats widen_all(const element *x) { return *(const floats *)x; }
+#else
 typedef uint32_t words __attribute__((vector_size(64)));
 typedef uint16_t halves __attribute__((vector_size(32), aligned(2), may_alias));
 
-static inline floats widen_all(const bf16 *x) {
+static inline floats widen_all(const element *x) {
     return (floats)(__builtin_convertvector(*(const halves *)x, words) << 16);
 }
+#endif
 
 static inline float sum_all(floats x) {
     const float *numbers = (const float *)&x;
@@ -303,11 +320,11 @@ static inline float sum_all(floats x) {
 enum { QUERIES = 4, KEY_BLOCK = 64, AHEAD = 16 };
 
 /* scores[num, KEY_BLOCK] of num <= QUERIES queries and a block of keys, which are stride apart */
-static inline __attribute__((always_inline)) void score_keys(const int num, const float *query, const bf16 *keys,
+static inline __attribute__((always_inline)) void score_keys(const int num, const float *query, const element *keys,
                                                              float (*scores)[KEY_BLOCK], long block, long size,
                                                              long stride) {
     for (long j = 0; j < block; j++) {
-        const bf16 *key = keys + j * stride;
+        const element *key = keys + j * stride;
         floats dot[QUERIES];
         __builtin_prefetch(key + AHEAD * stride);
         for (int g = 0; g < num; g++) dot[g] = (floats){0};
@@ -321,7 +338,7 @@ static inline __attribute__((always_inline)) void score_keys(const int num, cons
 
 /* total[num, size] += probs[num, KEY_BLOCK] values */
 static inline __attribute__((always_inline)) void add_values(const int num, float (*probs)[KEY_BLOCK],
-                                                             const bf16 *values, float *total, long block,
+                                                             const element *values, float *total, long block,
                                                              long size, long stride) {
     for (long i = 0; i < size; i += 2 * WIDTH) {
         floats low[QUERIES], high[QUERIES];
@@ -330,7 +347,7 @@ static inline __attribute__((always_inline)) void add_values(const int num, floa
             high[g] = *(floats *)(total + g * size + i + WIDTH);
         }
         for (long j = 0; j < block; j++) {
-            const bf16 *value = values + j * stride + i;
+            const element *value = values + j * stride + i;
             floats v = widen_all(value), w = widen_all(value + WIDTH);
             __builtin_prefetch(value + AHEAD * stride);
             for (int g = 0; g < num; g++) low[g] += v * probs[g][j], high[g] += w * probs[g][j];
@@ -343,8 +360,8 @@ static inline __attribute__((always_inline)) void add_values(const int num, floa
 }
 
 /* out[num, size]: num <= QUERIES queries, already scaled, over count tokens of one kv head; softmax as it goes */
-static inline __attribute__((always_inline)) void attend(const int num, const float *query, const bf16 *keys,
-                                                         const bf16 *values, bf16 *out, long count, long size,
+static inline __attribute__((always_inline)) void attend(const int num, const float *query, const element *keys,
+                                                         const element *values, element *out, long count, long size,
                                                          long stride) {
     float top[QUERIES], sum[QUERIES], scores[QUERIES][KEY_BLOCK], total[num * size];
     for (int g = 0; g < num; g++) top[g] = -INFINITY, sum[g] = 0;
@@ -374,8 +391,8 @@ static inline __attribute__((always_inline)) void attend(const int num, const fl
 
 /* out[B, H, d] of one query q[B, H, d] per slot of keys and values [B, capacity, K, d]: the query stands at
  * positions[B] and sees the last ``window`` tokens, itself included. d is a multiple of 2 WIDTH. */
-void decode_attention(const bf16 *restrict q, const bf16 *restrict keys, const bf16 *restrict values,
-                      bf16 *restrict out, const int64_t *restrict positions, long batch, long heads,
+void decode_attention(const element *restrict q, const element *restrict keys, const element *restrict values,
+                      element *restrict out, const int64_t *restrict positions, long batch, long heads,
                       long kv_heads, long size, long capacity, long window, float scale) {
     long group = heads / kv_heads, stride = kv_heads * size;
 #pragma omp parallel for schedule(dynamic, 2) if (batch > 1)
@@ -386,8 +403,8 @@ void decode_attention(const bf16 *restrict q, const bf16 *restrict keys, const b
         for (long h = 0; h < heads;) {
             long left = group - h % group, place = (b * capacity + start) * stride + h / group * size;
             const float *these = query + h * size;
-            const bf16 *k = keys + place, *v = values + place;
-            bf16 *o = out + (b * heads + h) * size;
+            const element *k = keys + place, *v = values + place;
+            element *o = out + (b * heads + h) * size;
             if (left >= 4)
                 attend(4, these, k, v, o, count, size, stride), h += 4;
             else if (left == 3)

@@ -1,4 +1,4 @@
-"""Compile ``native.c`` with the machine's C compiler, once per version and processor, and call it.
+"""Compile ``native.c`` with the machine's C compiler, once per dtype, version and processor, and call it.
 
 Where there is no compiler everything still works, through PyTorch's own operations, only slower.
 """
@@ -9,15 +9,17 @@ import ctypes
 import hashlib
 import logging
 import os
-import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from rlayout.model import processor
 
 _FLAGS = (
     *("-O3", "-march=native", "-mprefer-vector-width=512", "-fopenmp", "-fPIC", "-shared", "-std=c11"),
@@ -26,6 +28,8 @@ _FLAGS = (
     "-ffp-contract=fast",  # -std=c11 alone forbids fused multiply-add
 )
 
+_ELEMENTS = {torch.bfloat16: (), torch.float32: ("-DELEMENT_FLOAT32",)}
+"""Dtypes of the elements, with what the compiler is told of them."""
 _POINTER, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
 _TYPES = {"p": _POINTER, "l": _LONG, "f": _FLOAT}
 _ARGUMENTS = {
@@ -47,37 +51,43 @@ _ARGUMENTS = {
 """The parameters of each C function: pointer, long, float."""
 
 
-def usable(*tensors: Tensor, dtype: torch.dtype = torch.bfloat16) -> bool:
-    """Whether the C functions can work on these: contiguous, on a CPU, of ``dtype``, and a compiler exists."""
-    fit = all(t.dtype == dtype and t.device.type == "cpu" and t.is_contiguous() for t in tensors)
+def usable(*tensors: Tensor) -> bool:
+    """Whether the C functions can work on these: contiguous, on a CPU, of one dtype that they know, and a
+    compiler exists.
+    """
+    first = tensors[0]
+    if first.device.type != "cpu" or first.dtype not in _ELEMENTS:
+        return False
+    fit = all(t.dtype == first.dtype and t.device == first.device and t.is_contiguous() for t in tensors)
     return fit and available()
 
 
 def available() -> bool:
     """Whether the C functions can be called at all. The first call may compile them (about a second)."""
-    return _library() is not None
+    return all(_library(dtype) is not None for dtype in _ELEMENTS)
 
 
-def call(name: str, *arguments: Tensor | int | float) -> None:
-    """Call a function of ``native.c``. Tensors are contiguous and outlive the call."""
-    library = _library()
+def call(name: str, elements: Tensor, *arguments: Tensor | int | float) -> None:
+    """Call a function of ``native.c``, for the dtype of ``elements``. Tensors are contiguous and outlive it."""
+    library = _library(elements.dtype)
     assert library is not None
-    values = [a.data_ptr() if isinstance(a, Tensor) else a for a in arguments]
+    values = [a.data_ptr() if isinstance(a, Tensor) else a for a in (elements, *arguments)]
     getattr(library, name)(*values)
 
 
 @cache
-def _library() -> ctypes.CDLL | None:
+def _library(dtype: torch.dtype) -> ctypes.CDLL | None:
     source = Path(__file__).with_name("native.c")
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         logging.getLogger(__name__).warning("no C compiler found: training on CPU will be slower")
         return None
-    text = source.read_bytes() + " ".join((compiler, *_FLAGS, _processor())).encode()
+    command = (compiler, *_FLAGS, *_ELEMENTS[dtype])
+    text = source.read_bytes() + " ".join((*command, processor.name())).encode()
     target = _cache_folder() / f"native-{hashlib.sha256(text).hexdigest()[:16]}.so"
     try:
         if not target.exists():
-            _compile(compiler, source, target)
+            _compile(command, source, target)
         return _declare(ctypes.CDLL(str(target)))
     except (OSError, subprocess.CalledProcessError) as error:
         detail = error.stderr.decode() if isinstance(error, subprocess.CalledProcessError) else error
@@ -85,14 +95,12 @@ def _library() -> ctypes.CDLL | None:
         return None
 
 
-def _compile(compiler: str, source: Path, target: Path) -> None:
+def _compile(command: Sequence[str], source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     # Several workers may compile at once: each writes a file of its own and the last rename wins.
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         built = Path(folder) / target.name
-        subprocess.run(
-            [compiler, *_FLAGS, "-o", str(built), str(source), "-lm"], check=True, capture_output=True
-        )
+        subprocess.run([*command, "-o", str(built), str(source), "-lm"], check=True, capture_output=True)
         built.replace(target)
 
 
@@ -106,11 +114,3 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
 
 def _cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlayout"
-
-
-def _processor() -> str:
-    """What -march=native depends on: a home directory may be shared by different machines."""
-    info = Path("/proc/cpuinfo")
-    if not info.exists():
-        return platform.processor()
-    return next((line for line in info.read_text().splitlines() if line.startswith("flags")), "")

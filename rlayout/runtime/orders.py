@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 from rlayout.data.objective import Loss, Statistic
 from rlayout.runtime.store import Rows
 from rlayout.runtime.usage import Usage
+from rlayout.spec.cluster import Dtype
 from rlayout.spec.dataflow import Call
 from rlayout.spec.optimization import Optimization
 
@@ -19,7 +19,7 @@ class RoleOrder:
 
     role: str
     source: str
-    dtype: Literal["bfloat16", "float32"]
+    dtype: Dtype
     train_mesh: tuple[int, ...] | None
     """The devices that train the role, if this worker is one of them."""
     optimization: Optimization | None

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 DeviceKind = Literal["cpu", "cuda"]
+Dtype = Literal["bfloat16", "float32"]
+"""What models compute in."""
 
 
 @dataclass(frozen=True)

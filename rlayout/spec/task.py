@@ -21,6 +21,9 @@ class Procedural:
     may be training problems of the other."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The task's own settings, for instance ``max_terms: 4``."""
+    worked_share: float = 1.0
+    """Of solutions to imitate: the share that shows its steps; the others state the answer alone. A model
+    that has seen both can find out by reinforcement that steps pay."""
     name: Literal["reasoning_gym"] = "reasoning_gym"
 
     def __post_init__(self) -> None:
@@ -28,6 +31,8 @@ class Procedural:
             raise ValueError(f"train_size must be at least 1, got {self.train_size}")
         if self.test_size < 0:
             raise ValueError(f"test_size must not be negative, got {self.test_size}")
+        if not 0 <= self.worked_share <= 1:
+            raise ValueError(f"worked_share must be between 0 and 1, got {self.worked_share}")
 
 
 @dataclass(frozen=True)

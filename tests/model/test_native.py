@@ -1,4 +1,4 @@
-"""The C functions against PyTorch in float32: outputs of bfloat16 may differ by one rounding (2^-8)."""
+"""The C functions against PyTorch in float64: outputs of bfloat16 may differ by one rounding (2^-8)."""
 
 import re
 from pathlib import Path
@@ -25,11 +25,18 @@ from rlayout.model.softmax import causal_softmax, causal_softmax_backward
 from rlayout.spec.optimization import Optimization
 
 needs_compiler = pytest.mark.skipif(not native.available(), reason="no C compiler")
-RTOL, ATOL = 2**-7, 2**-9
+each_dtype = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 
 
-def values(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+def values(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def assert_close(found: torch.Tensor, expected: torch.Tensor, rtol: float = 2**-7, atol: float = 2**-9) -> None:
+    """``found`` in its own precision; the bounds are for bfloat16, float32 must be 1,000 times closer."""
+    if found.dtype == torch.float32:
+        rtol, atol = rtol / 1000, atol / 1000
+    torch.testing.assert_close(found.double(), expected.double(), rtol=rtol, atol=atol)
 
 
 def test_python_and_c_agree_on_every_signature() -> None:
@@ -50,7 +57,7 @@ def test_missing_compiler_is_found_out_once_and_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(native.shutil, "which", lambda name: None)
-    assert native._library.__wrapped__() is None
+    assert native._library.__wrapped__(torch.bfloat16) is None
     assert "slower" in caplog.text
 
 
@@ -59,14 +66,15 @@ def test_broken_compiler_is_not_fatal(
 ) -> None:
     monkeypatch.setattr(native.shutil, "which", lambda name: "/bin/false")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert native._library.__wrapped__() is None
+    assert native._library.__wrapped__(torch.bfloat16) is None
     assert "cannot be built" in caplog.text
 
 
 @needs_compiler
 @pytest.mark.parametrize(("rows", "cols"), [(1, 1), (128, 128), (300, 257), (7, 1000), (0, 4)])
-def test_transposed(rows: int, cols: int) -> None:
-    x = values(rows, cols)
+@each_dtype
+def test_transposed(rows: int, cols: int, dtype: torch.dtype) -> None:
+    x = values(rows, cols, dtype=dtype)
     assert torch.equal(transposed(x), x.t())
 
 
@@ -88,10 +96,11 @@ def test_add_to() -> None:
 
 
 @needs_compiler
+@each_dtype
 @pytest.mark.parametrize("name", ["rms_norm", "swiglu", "rotate", "linear", "embedding"])
-def test_forward_and_backward(name: str) -> None:
-    """Against the same function of float32, where PyTorch computes it and its gradient."""
-    turn = rotation(torch.arange(37), torch.tensor([1.0, 0.3, 0.1, 0.03]), 1.0, torch.float32)
+def test_forward_and_backward(name: str, dtype: torch.dtype) -> None:
+    """Against the same function of float64, where PyTorch computes it and its gradient."""
+    turn = rotation(torch.arange(37), torch.tensor([1.0, 0.3, 0.1, 0.03]), 1.0, dtype)
     tokens = torch.randint(11, (37,), generator=torch.Generator().manual_seed(0))
     functions = {
         "rms_norm": (lambda x, w: rms_norm(x, w, 1e-5), (values(37, 48), values(48, seed=1))),
@@ -101,53 +110,51 @@ def test_forward_and_backward(name: str) -> None:
         "embedding": (lambda w: embedding(tokens, w), (values(11, 16),)),
     }
     function, arguments = functions[name]
-    narrow = [a.clone().requires_grad_() for a in arguments]
-    wide = [a.float().requires_grad_() for a in arguments]
+    narrow = [a.to(dtype, copy=True).requires_grad_() for a in arguments]
+    wide = [a.double().requires_grad_() for a in arguments]
     found, expected = function(*narrow), function(*wide)
-    assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found.float(), expected, rtol=2**-7, atol=2**-6)
-    grad = values(*expected.shape, seed=2)
+    assert found.dtype == dtype
+    assert_close(found, expected, atol=2**-6)
+    grad = values(*expected.shape, seed=2, dtype=dtype)
     found.backward(grad)
-    expected.backward(grad.float())
+    expected.backward(grad.double())
     for ours, theirs in zip(narrow, wide, strict=True):
         assert ours.grad is not None
+        assert theirs.grad is not None
         # A sum over 37 rows of values near 1: its bfloat16 rounding is up to 2^-8 of about 16.
-        torch.testing.assert_close(ours.grad.float(), theirs.grad, rtol=2**-7, atol=2**-5)
+        assert_close(ours.grad, theirs.grad, atol=2**-5)
 
 
 @needs_compiler
+@each_dtype
 @pytest.mark.parametrize(("group", "offset", "window"), [(1, 0, None), (3, 0, None), (3, 5, 4), (2, 3, 1)])
-def test_softmax(group: int, offset: int, window: int | None) -> None:
-    queries = 9
-    scores, grad = (
-        values(2, queries * group, queries + offset),
-        values(2, queries * group, queries + offset, seed=1),
-    )
-    expected = causal_softmax(scores.float(), group, offset, window, 0.7)
-    expected_grad = causal_softmax_backward(expected, grad.float(), group, offset, window, 0.7)
+def test_softmax(group: int, offset: int, window: int | None, dtype: torch.dtype) -> None:
+    shape = (2, 9 * group, 9 + offset)
+    scores, grad = values(*shape, dtype=dtype), values(*shape, seed=1, dtype=dtype)
+    expected = causal_softmax(scores.double(), group, offset, window, 0.7)
+    expected_grad = causal_softmax_backward(expected, grad.double(), group, offset, window, 0.7)
     probs = causal_softmax(scores.clone(), group, offset, window, 0.7)
-    torch.testing.assert_close(probs.float(), expected, rtol=RTOL, atol=ATOL)
+    assert_close(probs, expected)
     found = causal_softmax_backward(probs, grad.clone(), group, offset, window, 0.7)
-    torch.testing.assert_close(found.float(), expected_grad, rtol=2**-6, atol=2**-7)
+    assert_close(found, expected_grad, rtol=2**-6, atol=2**-7)
 
 
 @needs_compiler
+@each_dtype
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_head(temperature: float) -> None:
-    logits = 4 * values(6, 50)
-    parts = logits.split(17, dim=1)
-    sums, expected = (RunningSoftmax.start(torch.empty(6)) for _ in range(2))
+def test_head(temperature: float, dtype: torch.dtype) -> None:
+    parts = (4 * values(6, 50, dtype=dtype)).split(17, dim=1)
+    sums = RunningSoftmax.start(torch.empty(6))
+    expected = RunningSoftmax.start(torch.empty(6, dtype=torch.float64))
     for part in parts:
         sums.add(part.contiguous(), temperature)
-        expected.add(part.float(), temperature)
-    torch.testing.assert_close(sums.normaliser(), expected.normaliser(), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(sums.entropy(), expected.entropy(), rtol=1e-5, atol=1e-5)
+        expected.add(part.double(), temperature)
+    assert_close(sums.normaliser(), expected.normaliser())
+    assert_close(sums.entropy(), expected.entropy())
     scale, targets = values(6, seed=3).float(), torch.tensor([0, 16, 17, -1, 40, 3])
-    arguments = (sums.normaliser(), scale, targets, temperature)
-    found = logit_gradient(parts[0].contiguous(), *arguments)
-    torch.testing.assert_close(
-        found.float(), logit_gradient(parts[0].float(), *arguments), rtol=RTOL, atol=ATOL
-    )
+    found = logit_gradient(parts[0].contiguous(), sums.normaliser(), scale, targets, temperature)
+    arguments = (expected.normaliser(), scale.double(), targets, temperature)
+    assert_close(found, logit_gradient(parts[0].double(), *arguments))
 
 
 @needs_compiler
