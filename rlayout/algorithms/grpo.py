@@ -3,7 +3,8 @@
 Several answers per prompt; an answer's advantage is its reward relative to the others of its prompt; the
 actor is updated with PPO's clipped surrogate, optionally with a KL penalty to the weights it started from.
 
-Logged figures of the train call (means are over the tokens under the mask unless said otherwise):
+Logged figures of the train call (means are over the tokens under the mask unless said otherwise; without a
+KL penalty rows with advantage 0 have no gradient, are not computed and not counted):
     loss: what is minimised, policy_loss + kl_coef * (k3 to the reference), aggregated as configured.
     policy_loss: the clipped surrogate alone, aggregated as configured.
     kl_ref: KL(actor || reference) per token in nats, estimated by k3; only with ``kl_coef`` above 0.
@@ -42,7 +43,7 @@ from rlayout.algorithms.losses import (
 )
 from rlayout.algorithms.statistics import gather_statistics
 from rlayout.data.batch import Batch
-from rlayout.data.objective import LossOutput, Statistic, TokenScores, Totals
+from rlayout.data.objective import Loss, LossOutput, Statistic, TokenScores, Totals
 from rlayout.errors import ConfigError, RewardError
 from rlayout.spec.dataflow import Call, Dataflow, Kind
 from rlayout.spec.sampling import Sampling
@@ -183,7 +184,7 @@ class GroupAdvantages:
 
 
 @dataclass(frozen=True)
-class GrpoLoss:
+class GrpoLoss(Loss):
     """The clipped surrogate, plus ``kl_coef`` times k3 to the reference (arXiv 2402.03300, eq. 3 and 4).
 
     Attributes:
@@ -199,6 +200,16 @@ class GrpoLoss:
     clip_high: float
     kl_coef: float
     aggregation: Aggregation
+
+    @property
+    def teaching_keys(self) -> tuple[str, ...]:
+        return () if self.kl_coef > 0 else ("advantages",)
+
+    def teaches(self, rows: Batch) -> Tensor:
+        """Without a penalty, rows with an advantage other than 0 [B]."""
+        if self.kl_coef > 0:
+            return super().teaches(rows)
+        return rows.numbers("advantages") != 0
 
     def __call__(self, scores: TokenScores, batch: Batch, totals: Totals) -> LossOutput:
         """Return the micro-batch's share of the loss.

@@ -20,7 +20,7 @@ from rlayout.algorithms.losses import (
 )
 from rlayout.algorithms.statistics import gather_statistics
 from rlayout.data.batch import Batch
-from rlayout.data.objective import LossOutput, TokenScores, Totals
+from rlayout.data.objective import Loss, LossOutput, TokenScores, Totals
 from rlayout.spec.dataflow import Call, Dataflow, Kind
 from rlayout.spec.sampling import Sampling
 
@@ -54,7 +54,7 @@ class Sft:
 
 
 @dataclass(frozen=True)
-class SftLoss:
+class SftLoss(Loss):
     """Mean negative log-likelihood of the tokens under the mask."""
 
     aggregation: Aggregation

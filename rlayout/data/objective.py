@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+import torch
 from torch import Tensor
 
 from rlayout.data.batch import Batch
@@ -75,11 +76,20 @@ class LossOutput:
 
 
 class Loss(Protocol):
-    """A pure, picklable function (usually a frozen dataclass that holds its coefficients)."""
+    """A pure, picklable function (usually a frozen dataclass that holds its coefficients and inherits this)."""
 
     def __call__(self, scores: TokenScores, batch: Batch, totals: Totals) -> LossOutput:
         """Loss of the micro-batch ``batch``, whose ``tokens`` hold ``mask`` [T] bool and the call's inputs."""
         ...
+
+    @property
+    def teaching_keys(self) -> tuple[str, ...]:
+        """What ``teaches`` reads: keys with one value per row. Empty: every row teaches."""
+        return ()
+
+    def teaches(self, rows: Batch) -> Tensor:
+        """Which rows can have a gradient [B], bool. The others count in the totals and are not computed."""
+        return torch.ones(len(rows), dtype=torch.bool)
 
 
 class Compute(Protocol):

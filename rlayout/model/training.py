@@ -72,8 +72,9 @@ class Trainer:
             TrainingError: the gradient is not finite; on all ranks. The weights are untouched.
         """
         totals = self._totals(batch)
+        batch = batch.select(loss.teaches(batch).nonzero().flatten().tolist())
         parts = divide(batch, micro_batch_tokens)
-        statistics: dict[str, Statistic] = {}
+        statistics = {"loss": Statistic(0.0, 0.0)}  # of a rank without rows to compute
         with self._gradients.collect(self.optimizer.new_gradient()) as gradient:
             for part in parts:
                 micro_batch = batch.select(part)

@@ -164,7 +164,9 @@ class Controller:
         placement = program.plan[call.name]
         running = _Running(call, time.perf_counter(), {}, {})
         version = self._bring_up_to_date(running, placement)
-        for device, part in zip(placement.devices, self._deal(call, rows, placement, result.step), strict=True):
+        costs = self._costs(call, rows, program.losses.get(call.name), result)
+        dealt = self._deal(call, rows, costs, placement, result.step)
+        for device, part in zip(placement.devices, dealt, strict=True):
             ids = [i for mini_batch in part for i in mini_batch]
             group_of = dict(zip(rows.ids, rows.groups, strict=True))
             order = CallOrder(
@@ -190,25 +192,31 @@ class Controller:
         report, batch = method.remote(call, program.computes.get(call.name), rows, *pieces)
         return _Running(call, time.perf_counter(), {report: HOST}, {report: batch})
 
-    def _deal(self, call: Call, rows: Rows, placement: Placement, step: int) -> list[list[list[int]]]:
+    def _deal(
+        self, call: Call, rows: Rows, costs: Mapping[int, float], placement: Placement, step: int
+    ) -> list[list[list[int]]]:
         """Per rank, per mini-batch, the row ids."""
-        shape = self._shapes[str(call.role)]
-        length = dict(zip(rows.ids, rows.lengths, strict=True))
         group = dict(zip(rows.ids, rows.groups, strict=True))
         parts: list[list[list[int]]] = [[] for _ in placement.devices]
         for ids in mini_batches(rows.ids, rows.groups, call.updates, self._seed, step):
-            costs = [self._cost(call, length[i], shape) for i in ids]
-            dealt = deal_groups([group[i] for i in ids], costs, placement.layout.dp)
+            dealt = deal_groups([group[i] for i in ids], [costs[i] for i in ids], placement.layout.dp)
             for rank, indices in enumerate(dealt):
                 parts[rank].append([ids[i] for i in indices])
         return parts
 
-    @staticmethod
-    def _cost(call: Call, length: int, shape: ModelShape) -> float:
+    def _costs(self, call: Call, rows: Rows, loss: Loss | None, result: StepResult) -> dict[int, float]:
+        """Row id -> relative cost."""
+        shape = self._shapes[str(call.role)]
+        longer = 0
         if call.kind is Kind.GENERATE and call.sampling is not None:
             # How long an answer gets is unknown; every prompt may use all of its tokens.
-            return row_cost(length + call.samples_per_prompt * call.sampling.max_new_tokens, shape)
-        return row_cost(length, shape)
+            longer = call.samples_per_prompt * call.sampling.max_new_tokens
+        costs = {i: row_cost(n + longer, shape) for i, n in zip(rows.ids, rows.lengths, strict=True)}
+        if loss and loss.teaching_keys:
+            known = result.fetch(loss.teaching_keys)
+            idle = (~loss.teaches(known)).nonzero().flatten().tolist()
+            costs |= dict.fromkeys((known.ids[i] for i in idle), 0.0)
+        return costs
 
     # -- weights --------------------------------------------------------------------------------
 

@@ -241,3 +241,12 @@ def test_a_reward_that_is_no_number_is_refused(reward: float):
     batch = Batch((7, 8), (3, 3), torch.tensor([1, 1]), rows={"rewards": torch.tensor([1.0, reward])})
     with pytest.raises(RewardError, match="row 8 of prompt 3"):
         GroupAdvantages(normalise_std=True, std_floor=1e-4)(batch)
+
+
+@pytest.mark.parametrize(("kl_coef", "expected"), [(0.0, [True, False, True]), (0.1, [True, True, True])])
+def test_rows_without_an_advantage_teach_only_by_the_penalty(kl_coef: float, expected: list[bool]) -> None:
+    loss = GrpoLoss("sampled_logprobs", 0.2, 0.2, kl_coef, "token_mean")
+    rows = Batch((0, 1, 2), (0, 0, 0), torch.ones(3, dtype=torch.int64))
+    rows = rows.with_values(tokens={"x": torch.zeros(3)}, rows={"advantages": torch.tensor([0.5, 0.0, -0.5])})
+    assert loss.teaches(rows).tolist() == expected
+    assert loss.teaching_keys == (() if kl_coef else ("advantages",))

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from rlayout.data.batch import Batch
-from rlayout.data.objective import LossOutput, TokenScores, Totals
+from rlayout.data.objective import Loss, LossOutput, TokenScores, Totals
 from rlayout.errors import WorkerError
 from rlayout.runtime.session import Limits
 from tests import tiny
@@ -23,13 +23,13 @@ pytestmark = pytest.mark.slow
 
 
 @dataclass(frozen=True)
-class FailingLoss:
+class FailingLoss(Loss):
     def __call__(self, scores: TokenScores, batch: Batch, totals: Totals) -> LossOutput:
         raise ValueError(f"no loss for {len(batch)} rows")
 
 
 @dataclass(frozen=True)
-class SleepingLoss:
+class SleepingLoss(Loss):
     def __call__(self, scores: TokenScores, batch: Batch, totals: Totals) -> LossOutput:
         time.sleep(60)
         raise AssertionError("nobody ended this worker")

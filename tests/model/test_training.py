@@ -1,5 +1,7 @@
 """A training step of one rank. Across ranks: tests/distributed/test_training.py."""
 
+from dataclasses import dataclass, field
+
 import pytest
 import torch
 
@@ -43,15 +45,48 @@ def test_step_equals_plain_autograd_and_adamw() -> None:
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
+@dataclass(frozen=True)
+class Spy(WeightedLikelihood):
+    """Notes how many tokens each micro-batch has; rows of weight 0 teach nothing."""
+
+    seen: list[int] = field(default_factory=list)
+    skips: bool = True
+
+    def teaches(self, rows: Batch) -> torch.Tensor:
+        return rows.numbers("weights") != 0 if self.skips else super().teaches(rows)
+
+    def __call__(self, scores: TokenScores, batch: Batch, totals: Totals) -> LossOutput:
+        self.seen.append(batch.num_tokens)
+        return super().__call__(scores, batch, totals)
+
+
+def test_rows_that_teach_nothing_are_counted_and_not_computed() -> None:
+    batch = random_batch(LENGTHS).with_values(rows={"weights": torch.tensor([1.0, 0, -2, 0, 0, 1, 0, 3])})
+    losses, models = [Spy(skips=True), Spy(skips=False)], [tiny_model(), tiny_model()]
+    norms = []
+    for loss, model in zip(losses, models, strict=True):
+        trainer = Trainer(model, SETTINGS, total_steps=1, group=None)
+        norms.append(trainer.step(batch, loss, micro_batch_tokens=60).statistics["grad_norm"].figure)
+    assert sum(losses[0].seen) == 3 + 7 + 1 + 20
+    assert sum(losses[1].seen) == sum(LENGTHS)
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+    for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_step_in_which_nothing_teaches_leaves_a_gradient_of_zero() -> None:
+    batch = random_batch(LENGTHS).with_values(rows={"weights": torch.zeros(8)})
+    result = Trainer(tiny_model(), SETTINGS, total_steps=1, group=None).step(
+        batch, Spy(), micro_batch_tokens=60
+    )
+    assert result.statistics["grad_norm"].figure == result.statistics["loss"].figure == 0.0
+
+
 def test_bound_of_micro_batches_is_kept() -> None:
-    seen: list[int] = []
-
-    def loss(scores: TokenScores, batch: Batch, totals: Totals) -> LossOutput:
-        seen.append(batch.num_tokens)
-        return WeightedLikelihood()(scores, batch, totals)
-
+    spy = Spy()
+    seen = spy.seen
     trainer = Trainer(tiny_model(), SETTINGS, total_steps=1, group=None)
-    result = trainer.step(random_batch(LENGTHS), loss, micro_batch_tokens=60)
+    result = trainer.step(random_batch(LENGTHS), spy, micro_batch_tokens=60)
     assert result.num_micro_batches == len(seen) > 2
     assert sum(seen) == sum(LENGTHS)
     assert all(n <= 60 or n == 120 for n in seen)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from rlayout.data.batch import Batch
-from rlayout.data.objective import LossOutput, Statistic, TokenScores, Totals
+from rlayout.data.objective import Loss, LossOutput, Statistic, TokenScores, Totals
 from rlayout.model.transformer import Transformer
 from rlayout.spec.model_shape import ModelShape
 
@@ -49,7 +49,7 @@ def random_batch(lengths: Sequence[int], *, seed: int = 1, vocab_size: int = SHA
 
 
 @dataclass(frozen=True)
-class WeightedLikelihood:
+class WeightedLikelihood(Loss):
     """Sum of each row's weight times its log-likelihood, over the tokens of the mini-batch."""
 
     def __call__(self, scores: TokenScores, batch: Batch, totals: Totals) -> LossOutput:

@@ -21,14 +21,12 @@ Head = Callable[[Tensor], Tensor]
 
 
 def can_pack(model: Transformer) -> bool:
-    """Whether this machine has faster matrices for the model: bfloat16 on a CPU that multiplies it."""
+    """Whether this machine has faster matrices for the model: on a CPU that multiplies its dtype."""
     weight = model.head_weight
-    return (
-        weight.device.type == "cpu"
-        and weight.dtype == torch.bfloat16
-        and torch.backends.mkldnn.is_available()
-        and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    )
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    bfloat16 = weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return bfloat16 or weight.dtype == torch.float32
 
 
 def for_decoding(model: Transformer, num_rows: int) -> tuple[Transformer, Head]:
