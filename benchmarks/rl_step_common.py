@@ -7,6 +7,8 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from rlayout.data.batch import Batch
 from rlayout.data.procedural import load_procedural
 from rlayout.data.prompts import prompt_batch
@@ -27,6 +29,7 @@ class Order:
     threads: int
     rank: int
     ranks: int
+    dtype: str
     runs: int
     samples: int
     prompts: int
@@ -36,6 +39,10 @@ class Order:
     @classmethod
     def read(cls) -> Order:
         return cls(**json.loads(sys.argv[1]))
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return {"bfloat16": torch.bfloat16, "float32": torch.float32}[self.dtype]
 
 
 def make_prompts(order: Order, max_positions: int) -> Batch:

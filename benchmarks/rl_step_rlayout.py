@@ -25,7 +25,7 @@ def main() -> None:
     keep_freed_memory()
     torch.set_num_threads(order.threads)
     dist.init_process_group("gloo", init_method=order.meeting, rank=order.rank, world_size=order.ranks)
-    model = load_model(SOURCE, dtype=torch.bfloat16)
+    model = load_model(SOURCE, dtype=order.torch_dtype)
     prompts = make_prompts(order, model.shape.max_positions)
     mine = prompts.select(range(order.rank, len(prompts), order.ranks))
     sampling = Sampling(max_new_tokens=order.new_tokens)  # no stop token: every answer is full

@@ -45,7 +45,7 @@ def main() -> None:
     texts = _write_model(order, folder / "model")
     rewards: Any = _rewards
     trainer = Timed(
-        model=AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.bfloat16),
+        model=AutoModelForCausalLM.from_pretrained(folder / "model", dtype=order.torch_dtype),
         args=_config(order, folder / "out"),
         processing_class=AutoTokenizer.from_pretrained(folder / "model"),
         train_dataset=Dataset.from_dict({"prompt": texts}),
@@ -58,7 +58,7 @@ def main() -> None:
 
 def _write_model(order: Order, folder: Path) -> list[str]:
     """Write the weights as a transformers folder; return the prompts as text of the same tokens."""
-    model = load_model(SOURCE, dtype=torch.bfloat16)
+    model = load_model(SOURCE, dtype=order.torch_dtype)
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     save_model(folder, model.shape, weights, load_tokenizer(SOURCE))
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
@@ -74,7 +74,7 @@ def _config(order: Order, folder: Path) -> GRPOConfig:
     return GRPOConfig(
         output_dir=str(folder),
         use_cpu=True,
-        bf16=False,  # the weights are bfloat16 already; autocast would only add casts
+        bf16=False,  # the weights have their dtype already; autocast would only add casts
         per_device_train_batch_size=8,
         gradient_accumulation_steps=order.prompts * order.samples // 8,
         num_generations=order.samples,

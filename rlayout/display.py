@@ -86,14 +86,17 @@ class Phase:
 def step_line(stage: str, step: int, steps: int, figures: Mapping[str, float]) -> str:
     """One step in one line."""
     shown = [
-        ("reward", "answers/reward", "{:.3f}"),
-        ("accuracy", "answers/accuracy", "{:.1%}"),
-        ("loss", "train/loss", "{:.4f}"),
-        ("entropy", "train/entropy", "{:.3f}"),
-        ("tokens", "answers/tokens_mean", "{:.0f}"),
-        ("cut", "answers/truncated", "{:.0%}"),
-        ("grad", "train/grad_norm", "{:.2f}"),
-        ("seconds", "seconds/step", "{:.1f}"),
+        ("reward {:.3f}", "answers/reward"),
+        ("accuracy {:.1%}", "answers/accuracy"),
+        ("entropy {:.3f}", "train/entropy"),
+        ("tokens {:.0f}", "answers/tokens_mean"),
+        ("cut {:.0%}", "answers/truncated"),
+        ("grad {:.2f}", "train/grad_norm"),
+        ("{:.1f} s", "seconds/step"),
     ]
-    parts = [f"{label} {form.format(figures[key])}" for label, key, form in shown if key in figures]
+    if "answers/reward" not in figures:  # a policy's loss says nothing by itself
+        shown.insert(0, ("loss {:.4f}", "train/loss"))
+    if not figures.get("answers/truncated"):
+        shown = [part for part in shown if part[1] != "answers/truncated"]
+    parts = [form.format(figures[key]) for form, key in shown if key in figures]
     return f"{stage} {step + 1}/{steps}  " + "  ".join(parts)

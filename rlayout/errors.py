@@ -50,9 +50,15 @@ class WeightVersionError(RlayoutError):
     """A call was about to use other weights than those that the plan names."""
 
 
+MOST_LISTED = 12
+
+
 def nearest(name: str, choices: Iterable[str]) -> str:
-    """Return a hint that names the valid choice nearest to ``name``, then all of them."""
+    """Return a hint that names the valid choice nearest to ``name``, then all (of many, the nearest)."""
     known = sorted(choices)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     lead = f"did you mean {close[0]!r}? " if close else ""
-    return f"{lead}Valid: {', '.join(known) or 'none'}"
+    if len(known) <= MOST_LISTED:
+        return f"{lead}Valid: {', '.join(known) or 'none'}"
+    shown = difflib.get_close_matches(name, known, n=MOST_LISTED, cutoff=0.0)
+    return f"{lead}Valid: {', '.join(shown)} and {len(known) - len(shown)} more"

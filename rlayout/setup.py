@@ -60,6 +60,15 @@ def prepare(config: Config) -> Setup:
     Raises:
         RlayoutError: something does not fit; the message names it.
     """
+    cluster = Cluster(config.cluster.nodes, config.cluster.workers, config.cluster.device)
+    dataflow = config.algorithm.build(config.sampling).dataflow
+    dtype = compute_dtype(config)
+    if config.plan is None:
+        plan = colocated(dataflow, cluster, micro_batch_tokens=micro_batch_tokens(config, dtype))
+    else:
+        plan = read_plan(Path(config.plan))
+    plan.check(dataflow, cluster)
+    # What needs the model, and so seconds, comes last.
     shape = read_shape(config.model.source)
     sampling = _with_stop_tokens(config)
     if sampling.max_new_tokens >= shape.max_positions:
@@ -67,22 +76,15 @@ def prepare(config: Config) -> Setup:
             f"sampling.max_new_tokens: {sampling.max_new_tokens} leaves no room for a prompt in the model's "
             f"context of {shape.max_positions} tokens"
         )
-    algorithm = config.algorithm.build(sampling)
-    cluster = Cluster(config.cluster.nodes, config.cluster.workers, config.cluster.device)
-    if config.plan is None:
-        plan = colocated(algorithm.dataflow, cluster, micro_batch_tokens=micro_batch_tokens(config))
-    else:
-        plan = read_plan(Path(config.plan))
-    plan.check(algorithm.dataflow, cluster)
     check_weights(config.model.source)
     return Setup(
         config=config,
         shape=shape,
         sampling=sampling,
-        algorithm=algorithm,
+        algorithm=config.algorithm.build(sampling),
         cluster=cluster,
         plan=plan,
-        dtype=compute_dtype(config),
+        dtype=dtype,
         cache_bytes=_cache_bytes(config),
         warnings=tuple(_warnings(config)),
     )
@@ -102,11 +104,14 @@ def read_plan(path: Path) -> ExecutionPlan:
         raise PlanError(f"{path}: {error}") from error
 
 
-def micro_batch_tokens(config: Config) -> int:
+def micro_batch_tokens(config: Config, dtype: Dtype) -> int:
     """Tokens that a device computes at once: enough to keep its matrix products busy, few enough that
-    activations stay small beside the weights. Replaced by the planner's memory model when there is one.
+    activations stay small beside the weights (of 135M parameters 0.5 MB per token in bfloat16, 1 MB in
+    float32). Replaced by the planner's memory model when there is one.
     """
-    return 16_384 if config.cluster.device == "cuda" else 1_024
+    if config.cluster.device == "cuda":
+        return 16_384
+    return 512 if dtype == "bfloat16" else 256
 
 
 def compute_dtype(config: Config) -> Dtype:

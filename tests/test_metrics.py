@@ -118,4 +118,4 @@ def test_sample_records_are_for_people() -> None:
 
 def test_the_line_of_a_step_shows_what_there_is() -> None:
     shown = {"answers/reward": 0.25, "train/loss": -0.5, "answers/truncated": 0.5, "seconds/step": 2.0}
-    assert step_line("grpo", 0, 9, shown) == "grpo 1/9  reward 0.250  loss -0.5000  cut 50%  seconds 2.0"
+    assert step_line("grpo", 0, 9, shown) == "grpo 1/9  reward 0.250  cut 50%  2.0 s"

@@ -12,8 +12,9 @@ import pytest
 from rich.console import Console
 
 from rlayout.config import Config, load_config
+from rlayout.model import processor
 from rlayout.report import device_ranges, setup_report
-from rlayout.setup import Setup, prepare
+from rlayout.setup import Setup, compute_dtype, prepare
 from rlayout.spec.layout import Layout, Placement
 from rlayout.spec.plan import ExecutionPlan
 from tests import tiny
@@ -51,7 +52,7 @@ def test_every_recipe_can_be_prepared(path: Path) -> None:
 def test_without_a_plan_every_model_call_runs_on_all_devices(config: Config) -> None:
     setup = with_workers(config, 3)
     assert setup.plan == ExecutionPlan(
-        dict.fromkeys(("generate", "ref_infer", "train"), Placement((0, 1, 2), Layout(dp=3), 1024))
+        dict.fromkeys(("generate", "ref_infer", "train"), Placement((0, 1, 2), Layout(dp=3), 256))
     )
 
 
@@ -98,3 +99,21 @@ def test_device_ranges() -> None:
     assert device_ranges([0]) == "0"
     assert device_ranges([0, 1, 2, 3]) == "0-3"
     assert device_ranges([4, 5, 0, 2, 3]) == "4-5, 0, 2-3"
+
+
+@pytest.mark.parametrize(("native", "expected"), [(True, "bfloat16"), (False, "float32")])
+def test_the_dtype_is_what_the_processor_multiplies(
+    config: Config, native: bool, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processor, "multiplies_bfloat16", lambda: native)
+    config = replace(config, model=replace(config.model, dtype="auto"))
+    setup = prepare(config)
+    assert setup.dtype == setup.derived()["dtype"] == expected
+    assert compute_dtype(replace(config, cluster=replace(config.cluster, device="cuda"))) == "bfloat16"
+
+
+def test_emulated_bfloat16_is_warned_of(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processor, "multiplies_bfloat16", lambda: False)
+    setup = prepare(replace(config, model=replace(config.model, dtype="bfloat16")))
+    assert setup.dtype == "bfloat16"
+    assert any("emulates bfloat16" in warning for warning in setup.warnings)

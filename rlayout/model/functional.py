@@ -19,6 +19,9 @@ from torch.autograd.function import once_differentiable
 
 from rlayout.model import native
 
+GRADIENT_SINK = "_gradient_sink"
+"""Name of a parameter's attribute, see ``gradient_sink``."""
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return x / sqrt(mean of x^2 over the last dimension + eps) * weight; ``x`` [..., D], ``weight`` [D]."""
@@ -47,7 +50,7 @@ def rotate(x_THd: Tensor, cos_T1d: Tensor, sin_T1d: Tensor) -> Tensor:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x weight^T + bias; ``x`` [..., I], ``weight`` [O, I]."""
-    if torch.is_grad_enabled() and weight.requires_grad and x.dim() == 2 and _bfloat16_on_cpu(x, weight):
+    if torch.is_grad_enabled() and weight.requires_grad and x.dim() == 2 and native.usable(x, weight):
         product = _apply(_Linear, x, weight)
         return product if bias is None else product + bias
     return F.linear(x, weight, bias)
@@ -55,9 +58,26 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def embedding(tokens_T: Tensor, weight: Tensor) -> Tensor:
     """The rows of ``weight`` [V, D] that ``tokens_T`` names [T, D]."""
-    if torch.is_grad_enabled() and weight.requires_grad and weight.dtype == torch.bfloat16:
+    if torch.is_grad_enabled() and weight.requires_grad and weight.dtype in (torch.bfloat16, torch.float32):
         return _apply(_Embedding, tokens_T, weight)
     return F.embedding(tokens_T, weight)
+
+
+def add_matrix_gradient(weight: Tensor, grad: Tensor, x: Tensor, rows: slice = slice(None)) -> Tensor | None:
+    """Add grad^T x to rows of the sink of ``weight`` (see gradients.py), or return it where there is none."""
+    sink = gradient_sink(weight)
+    if sink is None:
+        return matrix_gradient(grad, x)
+    if sink.dtype == x.dtype:
+        sink[rows].addmm_(grad.t(), x)
+    else:
+        add_to(sink[rows], matrix_gradient(grad, x))
+    return None
+
+
+def gradient_sink(weight: Tensor) -> Tensor | None:
+    """Where the gradient of ``weight`` is summed at this time, if it is; of its shape, usually in float32."""
+    return getattr(weight, GRADIENT_SINK, None)
 
 
 def matrix_gradient(grad: Tensor, x: Tensor) -> Tensor:
@@ -66,7 +86,7 @@ def matrix_gradient(grad: Tensor, x: Tensor) -> Tensor:
     oneDNN's bfloat16 product reads a transposed first factor at a third of the speed (0.4 instead of 1.2
     TFLOP/s measured on one core with AMX), so the smaller factor is transposed first.
     """
-    if not _bfloat16_on_cpu(grad, x):
+    if grad.dtype != torch.bfloat16 or not native.usable(grad, x):
         return grad.t() @ x
     if grad.shape[1] <= x.shape[1]:
         return transposed(grad) @ x
@@ -88,10 +108,6 @@ def add_to(total: Tensor, x: Tensor) -> None:
         native.call("accumulate", x, total, x.numel())
     else:
         total += x
-
-
-def _bfloat16_on_cpu(*tensors: Tensor) -> bool:
-    return native.usable(*tensors) and tensors[0].dtype == torch.bfloat16
 
 
 def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
@@ -119,7 +135,11 @@ class _RmsNorm(torch.autograd.Function):
             "rms_norm_backward",
             *(x, weight, scale, grads[0].contiguous(), grad_x, grad_weight, len(scale), len(weight)),
         )
-        return grad_x, grad_weight.to(weight.dtype), None
+        sink = gradient_sink(weight)
+        if sink is None:
+            return grad_x, grad_weight.to(weight.dtype), None
+        add_to(sink, grad_weight)
+        return grad_x, None, None
 
 
 class _Swiglu(torch.autograd.Function):
@@ -169,14 +189,14 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         grad = grads[0].contiguous()
-        return grad @ weight if ctx.needs_input_grad[0] else None, matrix_gradient(grad, x)
+        grad_x = grad @ weight if ctx.needs_input_grad[0] else None
+        return grad_x, add_matrix_gradient(weight, grad, x)
 
 
 class _Embedding(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(tokens)
-        ctx.num_words = len(weight)
+        ctx.save_for_backward(tokens, weight)
         return F.embedding(tokens, weight)
 
     @staticmethod
@@ -184,9 +204,12 @@ class _Embedding(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         # Frequent tokens sum hundreds of gradients: in bfloat16 the small ones would be lost, and on CPU
         # index_add is an order of magnitude faster in float32.
-        (tokens,) = ctx.saved_tensors
+        tokens, weight = ctx.saved_tensors
         words, place = tokens.unique(return_inverse=True)
         summed = torch.zeros(len(words), grads[0].shape[1], dtype=torch.float32, device=tokens.device)
         summed.index_add_(0, place, grads[0].float())
-        grad = grads[0].new_zeros(ctx.num_words, grads[0].shape[1])
-        return None, grad.index_copy_(0, words, summed.to(grad.dtype))
+        sink = gradient_sink(weight)
+        if sink is not None:
+            sink.index_add_(0, words, summed.to(sink.dtype))
+            return None, None
+        return None, torch.zeros_like(weight).index_copy_(0, words, summed.to(weight.dtype))

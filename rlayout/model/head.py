@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rlayout.model import native
-from rlayout.model.functional import add_to, transposed
+from rlayout.model.functional import add_matrix_gradient, add_to
 
 SLICE_ELEMENTS = 1 << 22
 
@@ -62,13 +62,14 @@ class _HeadScores(torch.autograd.Function):
         hidden, weight, targets, normaliser = ctx.saved_tensors
         scale = (grads[0] / ctx.temperature).contiguous()
         grad_hidden = torch.zeros(hidden.shape, dtype=normaliser.dtype, device=hidden.device)
-        grad_weight = torch.empty_like(weight)
-        hidden_DN = transposed(hidden)
+        parts: list[Tensor] = []
         for words, logits in _logit_slices(hidden, weight):
             grad_logits = logit_gradient(logits, normaliser, scale, targets - words.start, ctx.temperature)
             add_to(grad_hidden, grad_logits @ weight[words])
-            grad_weight[words] = transposed(hidden_DN @ grad_logits)
-        return grad_hidden.to(hidden.dtype), grad_weight, None, None
+            part = add_matrix_gradient(weight, grad_logits, hidden, words)
+            if part is not None:
+                parts.append(part)
+        return grad_hidden.to(hidden.dtype), torch.cat(parts) if parts else None, None, None
 
 
 def _logit_slices(hidden: Tensor, weight: Tensor) -> Iterator[tuple[slice, Tensor]]:

@@ -8,21 +8,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import Any, cast, get_args
-
-from huggingface_hub.errors import StrictDataclassError
-from transformers import LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from rlayout.errors import ModelError, nearest
 from rlayout.model.hf_fields import ROPE_FIELDS, check_fields, check_rope_fields
 from rlayout.spec.model_shape import Family, ModelShape, RopeScaling
 
-CLASSES: Mapping[Family, type[PreTrainedConfig]] = {
-    "llama": LlamaConfig,
-    "qwen2": Qwen2Config,
-    "qwen3": Qwen3Config,
-    "mistral": MistralConfig,
-}
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 ARCHITECTURES: Mapping[Family, str] = {
     "llama": "LlamaForCausalLM",
@@ -42,11 +35,13 @@ def shape_of_config(raw: Mapping[str, Any], where: str) -> ModelShape:
     Raises:
         ModelError: it describes a model that rlayout does not compute exactly.
     """
+    from huggingface_hub.errors import StrictDataclassError  # with transformers: seconds, where not needed
+
     family = _family(raw, where)
     check_fields(raw, family, where)
     _refuse_contradiction(raw, where)
     try:
-        config: Any = CLASSES[family].from_dict(dict(raw))
+        config: Any = _class_of(family).from_dict(dict(raw))
         shape = _shape(config, family, where)
     except (ValueError, TypeError, KeyError, StrictDataclassError) as error:
         raise ModelError(f"{where}: {error}") from error
@@ -90,6 +85,13 @@ def config_of_shape(shape: ModelShape) -> dict[str, Any]:
         config |= _window_fields(shape)
     _refuse_inexpressible(shape, config)
     return config
+
+
+def _class_of(family: Family) -> type[PreTrainedConfig]:
+    from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+
+    classes = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config, "mistral": MistralConfig}
+    return classes[family]
 
 
 def _family(raw: Mapping[str, Any], where: str) -> Family:

@@ -29,6 +29,13 @@ def keep_freed_memory() -> bool:
     return all(done)
 
 
+def return_freed_memory() -> None:
+    """Give what is free inside the heap back to the system, after a phase that needed more than will follow."""
+    libc = _glibc()
+    if libc is not None:
+        libc.malloc_trim(0)
+
+
 def _glibc() -> ctypes.CDLL | None:
     if not sys.platform.startswith("linux"):
         return None

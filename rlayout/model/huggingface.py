@@ -11,11 +11,10 @@ import importlib.util
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from rlayout.errors import ModelError
 from rlayout.model import tokenizer as tokenizers
@@ -25,6 +24,9 @@ from rlayout.model.transformer import Transformer
 from rlayout.model.weight_files import SHARD_BYTES, read_shapes, read_weights, write_weights
 from rlayout.spec.model_shape import ModelShape
 from rlayout.spec.parameters import Parameter, parameters
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 PACKAGE = "package:"
 
@@ -157,9 +159,11 @@ def end_token_ids(source: str, tokenizer: PreTrainedTokenizerBase | None = None)
         source: the model.
         tokenizer: its tokenizer where it is loaded already.
     """
+    path = resolve(source)
+    if tokenizer is None and path.is_file():
+        return tuple(_listed(tokenizers.end_token_of_gguf(GgufFile(path))))
     tokenizer = load_tokenizer(source) if tokenizer is None else tokenizer
     ids = _listed(tokenizer.eos_token_id)
-    path = resolve(source)
     if path.is_dir():
         generation = path / "generation_config.json"
         described = _read_json(generation if generation.is_file() else path / "config.json")

@@ -7,14 +7,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from rlayout.errors import ModelError, nearest
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from rlayout.model.gguf import GgufFile
 
+# transformers is imported where it is used: it takes seconds and 90 MB, which a worker has no use for.
+
 _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+_PREFIX = "tokenizer.ggml."
 _CONTROL, _USER_DEFINED = 3, 4  # token types of GGUF
 
 # How text is cut into words before byte-pair encoding, by the name that llama.cpp gives the model's way
@@ -40,6 +44,8 @@ def from_folder(folder: Path) -> PreTrainedTokenizerBase:
     Raises:
         ModelError: there is none, or it is damaged.
     """
+    from transformers import AutoTokenizer
+
     if not any((folder / file).is_file() for file in _FILES):
         raise ModelError(f"{folder} has no tokenizer: expected one of {', '.join(_FILES)}")
     try:
@@ -54,17 +60,16 @@ def from_gguf(file: GgufFile) -> PreTrainedTokenizerBase:
     Raises:
         ModelError: it describes none, or another kind.
     """
-    prefix = "tokenizer.ggml."
-    fields = {key.removeprefix(prefix): v for key, v in file.metadata.items() if key.startswith(prefix)}
+    fields = _fields(file)
     kind = fields.get("model")
     if kind != "gpt2":
         raise ModelError(f"{file.path}: tokenizer model {kind!r} is not supported, only 'gpt2' (byte BPE)")
     for needed in ("tokens", "merges", "token_type"):
         if needed not in fields:
-            raise ModelError(f"{file.path}: {prefix}{needed} is missing")
+            raise ModelError(f"{file.path}: {_PREFIX}{needed} is missing")
     pre = str(fields.get("pre", "default"))
     if pre not in _WORDS:
-        raise ModelError(f"{file.path}: {prefix}pre {pre!r} is not supported; {nearest(pre, _WORDS)}")
+        raise ModelError(f"{file.path}: {_PREFIX}pre {pre!r} is not supported; {nearest(pre, _WORDS)}")
     try:
         named = _named_tokens(fields)
         backend = _backend(fields, pre)
@@ -72,6 +77,8 @@ def from_gguf(file: GgufFile) -> PreTrainedTokenizerBase:
         raise ModelError(f"{file.path}: the tokenizer is damaged: {error}") from error
     if fields.get("add_bos_token", pre == "llama-bpe") and "bos_token" in named:
         _start_with(backend, named["bos_token"])
+    from transformers import PreTrainedTokenizerFast
+
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         chat_template=file.metadata.get("tokenizer.chat_template"),
@@ -79,6 +86,15 @@ def from_gguf(file: GgufFile) -> PreTrainedTokenizerBase:
         model_input_names=["input_ids", "attention_mask"],
         **named,
     )
+
+
+def end_token_of_gguf(file: GgufFile) -> int | None:
+    """The end token that a GGUF file names, without building its tokenizer."""
+    return _fields(file).get("eos_token_id")
+
+
+def _fields(file: GgufFile) -> dict[str, Any]:
+    return {key.removeprefix(_PREFIX): v for key, v in file.metadata.items() if key.startswith(_PREFIX)}
 
 
 def _named_tokens(fields: Mapping[str, Any]) -> dict[str, str]:

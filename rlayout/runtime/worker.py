@@ -8,17 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from rlayout.data.batch import Batch
 from rlayout.data.objective import Statistic
 from rlayout.errors import WeightVersionError, WorkerError, nearest
 from rlayout.model.generation.engine import Generator
-from rlayout.model.host_memory import keep_freed_memory
+from rlayout.model.host_memory import keep_freed_memory, return_freed_memory
 from rlayout.model.huggingface import load_model, save_model
 from rlayout.model.scoring import infer
 from rlayout.model.training import Trainer
@@ -31,6 +31,9 @@ from rlayout.runtime.store import Rows, assemble
 from rlayout.runtime.usage import Stopwatch
 from rlayout.spec.cluster import DeviceKind
 from rlayout.spec.dataflow import Kind
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 EMPTY = Batch((), (), torch.zeros(0, dtype=torch.int64))
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -102,6 +105,7 @@ class Worker:
                 group=self._groups[order.train_mesh],
             )
         self._roles[order.role] = HeldRole(model, trainer)
+        return_freed_memory()  # loading held some weights twice
 
     def drop_roles(self) -> None:
         """Free every model and optimizer."""

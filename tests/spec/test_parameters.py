@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM
 
-from rlayout.model.hf_config import CLASSES, config_of_shape
+from rlayout.model.hf_config import config_of_shape
 from rlayout.spec.model_shape import ModelShape
 from rlayout.spec.parameters import num_parameters, parameters
 
@@ -44,7 +44,8 @@ def shapes(draw) -> ModelShape:
 @given(shapes())
 def test_the_table_is_what_transformers_has(shape):
     with torch.device("meta"):
-        model = MODELS[shape.family](CLASSES[shape.family].from_dict(config_of_shape(shape)))
+        family = MODELS[shape.family]
+        model = family(family.config_class.from_dict(config_of_shape(shape)))
     theirs = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     assert {p.hf_name: p.shape for p in parameters(shape)} == theirs
     assert num_parameters(shape) == model.num_parameters()

@@ -21,12 +21,17 @@ Head = Callable[[Tensor], Tensor]
 
 
 def can_pack(model: Transformer) -> bool:
-    """Whether this machine has faster matrices for the model: on a CPU that multiplies its dtype."""
+    """Whether this machine has faster matrices for the model: bfloat16 on a CPU that multiplies it.
+
+    In float32 the copy is twice as large and only a tenth faster than PyTorch's plain product.
+    """
     weight = model.head_weight
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
-        return False
-    bfloat16 = weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return bfloat16 or weight.dtype == torch.float32
+    return (
+        weight.device.type == "cpu"
+        and weight.dtype == torch.bfloat16
+        and torch.backends.mkldnn.is_available()
+        and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    )
 
 
 def for_decoding(model: Transformer, num_rows: int) -> tuple[Transformer, Head]:
