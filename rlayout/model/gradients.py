@@ -22,21 +22,23 @@ class GradientSum:
     def __init__(self, model: nn.Module, table: FlatTable) -> None:
         self._table = table
         self._flat: Tensor | None = None
-        self._parameters = dict(model.named_parameters())
+        parameters = dict(model.named_parameters())
         for entry in table.entries:
-            self._parameters[entry.name].register_post_accumulate_grad_hook(self._hook(entry))
+            parameters[entry.name].register_post_accumulate_grad_hook(self._hook(entry))
 
     @contextmanager
-    def collect(self, flat: Tensor) -> Iterator[Tensor]:
+    def collect(self, model: nn.Module, flat: Tensor) -> Iterator[Tensor]:
         """Add the gradients of every backward pass in this context to ``flat`` (see FlatTable)."""
+        # The model is not kept: its hooks refer to this object, and the circle would outlive both.
+        parameters = dict(model.named_parameters())
         self._flat = flat
         for entry in self._table.entries:
-            setattr(self._parameters[entry.name], GRADIENT_SINK, self._table.view(flat, entry))
+            setattr(parameters[entry.name], GRADIENT_SINK, self._table.view(flat, entry))
         try:
             yield flat
         finally:
             self._flat = None
-            for parameter in self._parameters.values():
+            for parameter in parameters.values():
                 delattr(parameter, GRADIENT_SINK)
 
     def _hook(self, entry: Entry) -> Callable[[Tensor], None]:

@@ -77,7 +77,7 @@ class Trainer:
         batch = batch.select(loss.teaches(batch).nonzero().flatten().tolist())
         parts = divide(batch, micro_batch_tokens)
         statistics = {"loss": Statistic(0.0, 0.0)}  # of a rank without rows to compute
-        with self._gradients.collect(self._gradient.zero_()) as gradient:
+        with self._gradients.collect(self.model, self._gradient.zero_()) as gradient:
             for part in parts:
                 micro_batch = batch.select(part)
                 scores = score(self.model, micro_batch, temperature=temperature, need_gradient=True)

@@ -110,6 +110,7 @@ class Worker:
     def drop_roles(self) -> None:
         """Free every model and optimizer."""
         self._roles.clear()
+        return_freed_memory()
 
     # -- work -----------------------------------------------------------------------------------
 

@@ -1,5 +1,7 @@
 """A training step of one rank. Across ranks: tests/distributed/test_training.py."""
 
+import gc
+import weakref
 from dataclasses import dataclass, field
 
 import pytest
@@ -128,3 +130,15 @@ def test_not_finite_loss_leaves_the_weights() -> None:
     with pytest.raises(TrainingError, match=r"embedding\.weight"):
         trainer.step(batch, WeightedLikelihood(), micro_batch_tokens=10)
     assert torch.equal(trainer.optimizer.weights, before)
+
+
+def test_a_trainer_that_is_dropped_frees_its_memory_at_once() -> None:
+    trainer = Trainer(tiny_model(), SETTINGS, total_steps=1, group=None)
+    trainer.step(random_batch(LENGTHS), WeightedLikelihood(), micro_batch_tokens=60)
+    kept = [weakref.ref(p) for p in (trainer, trainer.model, trainer.model.head_weight)]
+    gc.disable()  # circles of references would wait for it
+    try:
+        del trainer
+        assert [reference() for reference in kept] == [None] * 3
+    finally:
+        gc.enable()
