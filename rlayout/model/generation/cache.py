@@ -25,9 +25,10 @@ class Cache:
     """Slots of ``capacity`` tokens.
 
     Attributes:
-        keys: rotated keys [layers, slots, capacity, K, d]. Zeros where nothing was written: a masked
-            place adds 0 times its value, which must not be the NaN of unset memory.
-        values: same shape.
+        keys: rotated keys of each layer [slots, capacity, K, d]. Zeros where nothing was written: a masked
+            place adds 0 times its value, which must not be the NaN of unset memory. A tensor per layer is
+            small enough for the memory that a CPU process keeps (see host_memory.py).
+        values: the same.
     """
 
     def __init__(
@@ -39,12 +40,13 @@ class Cache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        size = (shape.num_layers, num_slots, capacity, shape.num_kv_heads, shape.head_dim)
+        size = (2, num_slots, capacity, shape.num_kv_heads, shape.head_dim)
         self.shape = shape
         self.num_slots = num_slots
         self.capacity = capacity
-        self.keys = torch.zeros(size, dtype=dtype, device=device)
-        self.values = torch.zeros(size, dtype=dtype, device=device)
+        self._layers = [torch.zeros(size, dtype=dtype, device=device) for _ in range(shape.num_layers)]
+        self.keys = [layer[0] for layer in self._layers]
+        self.values = [layer[1] for layer in self._layers]
 
     def write(self, layer: int, places_T: Tensor, k_TKd: Tensor, v_TKd: Tensor) -> None:
         """Store tokens at ``places_T``: slot * capacity + position [T], int64."""
@@ -53,8 +55,8 @@ class Cache:
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first ``length`` tokens of a slot to another."""
-        self.keys[:, target, :length] = self.keys[:, source, :length]
-        self.values[:, target, :length] = self.values[:, source, :length]
+        for layer in self._layers:
+            layer[:, target, :length] = layer[:, source, :length]
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ class DecodeAttention:
         self._positions_B = positions_B
         slots = torch.arange(len(positions_B), device=positions_B.device)
         self._places_B = slots * cache.capacity + positions_B
-        self._native = native.usable(cache.keys) and cache.shape.head_dim % _LANES == 0
+        self._native = native.usable(cache.keys[0]) and cache.shape.head_dim % _LANES == 0
         self._masks: dict[int | None, Tensor] = {}
 
     def __call__(self, layer: int, q_BHd: Tensor, k_BKd: Tensor, v_BKd: Tensor) -> Tensor:

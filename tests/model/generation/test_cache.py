@@ -48,7 +48,7 @@ def test_attention_to_the_cache(window, heads, kv_heads, size, way, monkeypatch)
     )
     generator = torch.Generator().manual_seed(0)
     cache = Cache(shape, num_slots=8, capacity=200, dtype=dtype, device=torch.device("cpu"))
-    for tensor in (cache.keys, cache.values):
+    for tensor in (*cache.keys, *cache.values):
         tensor.copy_(2 * torch.randn(tensor.shape, generator=generator))  # what is not seen is not zero
     batch = len(POSITIONS)
     q = torch.randn(batch, heads, size, generator=generator).to(dtype)
