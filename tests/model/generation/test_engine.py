@@ -231,7 +231,7 @@ def test_the_cache_is_freed(monkeypatch):
 
     def remember(self: cache.Cache, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
-        made.append(weakref.ref(self.keys))
+        made.append(weakref.ref(self.keys[0]))
 
     monkeypatch.setattr(cache.Cache, "__init__", remember)
     gc.disable()  # freed at once, not when the collector comes around
