@@ -147,9 +147,29 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     return from_plain(Config, _read(path, overrides))
 
 
+PATHS = ("model.source", "dataset.train", "dataset.test", "dataset.folder", "reward.function", "plan")
+"""Settings that may name a file or folder."""
+
+
 def save_config(config: Config, path: Path) -> None:
-    """Write a configuration so that ``load_config`` returns it again."""
-    path.write_text(yaml.safe_dump(to_plain(config), sort_keys=False))
+    """Write a configuration so that ``load_config`` returns it again, from whichever folder it is called.
+
+    Relative paths that exist are written as absolute ones.
+    """
+    plain = to_plain(config)
+    for key in PATHS:
+        section, _, name = key.rpartition(".")
+        holder = plain[section] if section else plain
+        if holder and holder.get(name):
+            holder[name] = _absolute(holder[name])
+    path.write_text(yaml.safe_dump(plain, sort_keys=False))
+
+
+def _absolute(text: str) -> str:
+    """A path, or ``path.py:function``, made absolute if the file exists; any other text as it is."""
+    place, extension, function = text.partition(".py:")
+    file = Path(f"{place}.py" if extension else place)
+    return f"{file.absolute()}{extension[3:]}{function}" if file.exists() else text
 
 
 def _read(path: Path, overrides: Sequence[str]) -> Any:

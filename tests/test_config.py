@@ -14,6 +14,7 @@ from hypothesis import settings as hypothesis_settings
 from rlayout.algorithms import Grpo, Sft
 from rlayout.config import Config, load_config, save_config
 from rlayout.errors import ConfigError
+from rlayout.spec.serialization import to_plain
 from rlayout.spec.task import ExactAnswer, Local, Procedural
 
 RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("**/*.yaml"))
@@ -142,3 +143,20 @@ def test_what_is_saved_is_read_back_equal(tmp_path: Path, seed: int, rate: float
 def test_every_setting_is_written(tmp_path: Path) -> None:
     save_config(load(tmp_path), tmp_path / "saved.yaml")
     assert set(yaml.safe_load((tmp_path / "saved.yaml").read_text())) == {f.name for f in fields(Config)}
+
+
+def test_a_saved_file_names_its_paths_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("train.jsonl", "judge.py"):
+        (tmp_path / name).touch()
+    config = load(
+        tmp_path,
+        dataset={"name": "file", "train": "train.jsonl", "test": "missing.jsonl"},
+        reward={"name": "function", "function": "judge.py:reward"},
+    )
+    save_config(config, tmp_path / "saved.yaml")
+    saved = yaml.safe_load((tmp_path / "saved.yaml").read_text())
+    assert saved["dataset"]["train"] == str(tmp_path / "train.jsonl")
+    assert saved["dataset"]["test"] == "missing.jsonl"
+    assert saved["reward"]["function"] == f"{tmp_path / 'judge.py'}:reward"
+    assert saved["model"] == to_plain(config)["model"]
