@@ -42,6 +42,8 @@ def friendly(command: Callable[P, None]) -> Callable[P, None]:
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
             raise typer.Exit(1) from error
         except KeyboardInterrupt as stop:
+            for number in (signal.SIGINT, signal.SIGTERM):  # once is enough
+                signal.signal(number, signal.SIG_IGN)
             print("stopped: the workers are ended, checkpoints already written are kept", file=sys.stderr)
             raise typer.Exit(130) from stop
 
@@ -113,22 +115,27 @@ def show(
             raise ConfigError(f"show --samples: {target} is not the folder of a run (it has no config.yaml)")
         console.print(samples_report(read_records(target / "samples.jsonl")[-last:]))
         return
-    config = load_config(target / "config.yaml" if is_run(target) else target, overrides or [])
+    config = _as_run(target, overrides or []) if is_run(target) else load_config(target, overrides or [])
     console.print(setup_report(_late("rlayout.setup").prepare(config)), crop=False)
 
 
 def _config_of(target: Path, overrides: list[str] | None) -> Config:
-    """Of a run: its configuration, with its newest checkpoint and its own copy of the plan."""
+    """Of a run: its configuration with its newest checkpoint."""
     given = overrides or []
     if not is_run(target):
         return load_config(target, given)
-    config = load_config(target / "config.yaml", given)
-    chosen = {override.partition("=")[0] for override in given}
-    if "model.source" not in chosen:
-        config = replace(config, model=replace(config.model, source=str(last_checkpoint(target))))
-    if config.plan is not None and "plan" not in chosen:
-        config = replace(config, plan=str(target / "plan.yaml"))
-    return config
+    config = _as_run(target, given)
+    if any(override.startswith("model.source=") for override in given):
+        return config
+    return replace(config, model=replace(config.model, source=str(last_checkpoint(target))))
+
+
+def _as_run(target: Path, overrides: list[str]) -> Config:
+    """A run's configuration, with its own copy of the plan that it was given."""
+    config = load_config(target / "config.yaml", overrides)
+    if config.plan is None or any(override.startswith("plan=") for override in overrides):
+        return config
+    return replace(config, plan=str(target / "plan.yaml"))
 
 
 def _prepared(config: Config) -> Setup:

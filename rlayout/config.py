@@ -91,7 +91,7 @@ class ClusterConfig:
 
     def __post_init__(self) -> None:
         _at_least_one(workers=self.workers, nodes=self.nodes)
-        if self.call_timeout_seconds <= 0:
+        if not self.call_timeout_seconds > 0:
             raise ValueError(f"call_timeout_seconds must be positive, got {self.call_timeout_seconds}")
         if self.nodes > 1 and self.address is None:
             raise ValueError(
@@ -180,7 +180,11 @@ def _read(path: Path, overrides: Sequence[str]) -> Any:
         if not isinstance(loaded, DictConfig):
             raise ConfigError(f"{path}: expected a mapping of settings")
         merged = OmegaConf.merge(loaded, *map(_override, overrides))
-        return OmegaConf.to_container(merged, resolve=True)
+        return OmegaConf.to_container(merged)  # text like ${x} stays as it is
+    except TypeError as error:  # OmegaConf's own word for a list in the place of a mapping
+        raise ConfigError(
+            f"{path}: an override gives a list where settings are, or settings for a list"
+        ) from error
     except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError, OSError) as error:
         raise ConfigError(f"{path}: {error}") from error
 

@@ -100,12 +100,12 @@ def generate(
     sampling = setup.sampling.as_greedy() if greedy else setup.sampling
     dataflow = generation_dataflow(sampling, samples)
     plan = evaluation_plan(setup.plan, setup.algorithm.dataflow)
+    rows = material.prompts_of(questions)
     with open_session(setup, material, display) as session:
         controller = Controller(session, {"actor": setup.shape}, setup.config.seed)
         program = Program(dataflow, plan)
         with display.phase("loading the model"):
             controller.load({"actor": _role(setup, "actor", setup.config.model.source)}, program)
-        rows = material.prompts_of(questions)
         answers = controller.run(program, rows, 0, display).fetch(("tokens", "mask"))
     texts = material.texts(answers)
     return [[t for t, g in zip(texts, answers.groups, strict=True) if g == i] for i in rows.ids]

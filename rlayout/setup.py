@@ -76,6 +76,12 @@ def prepare(config: Config) -> Setup:
             f"sampling.max_new_tokens: {sampling.max_new_tokens} leaves no room for a prompt in the model's "
             f"context of {shape.max_positions} tokens"
         )
+    for token in sampling.stop_token_ids:
+        if not 0 <= token < shape.vocab_size:
+            raise ConfigError(
+                f"sampling.stop_token_ids: {token} is no token of the model, whose ids go from 0 to "
+                f"{shape.vocab_size - 1}"
+            )
     check_weights(config.model.source)
     return Setup(
         config=config,

@@ -160,3 +160,32 @@ def test_a_saved_file_names_its_paths_from_anywhere(tmp_path: Path, monkeypatch:
     assert saved["dataset"]["test"] == "missing.jsonl"
     assert saved["reward"]["function"] == f"{tmp_path / 'judge.py'}:reward"
     assert saved["model"] == to_plain(config)["model"]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("optimizer.max_grad_norm=nan", r"optimizer\.max_grad_norm: expected a finite number, got 'nan'"),
+        ("sampling.temperature=.inf", r"sampling\.temperature: expected a finite number"),
+        ("sampling.temperature=1e-45", r"sampling: temperature must be 0 \(greedy\) or at least"),
+        ("cluster.call_timeout_seconds=.inf", r"cluster\.call_timeout_seconds: expected a finite number"),
+        ("optimizer.learning_rate=" + "9" * 400, r"optimizer\.learning_rate: expected a finite number"),
+        ("algorithm.name=[1]", r"algorithm\.name: \[1\] is not known"),
+        ("algorithm=grpo", r"algorithm: expected a mapping such as \{name: grpo\}, got 'grpo'"),
+        ("sampling=[]", "an override gives a list where settings are"),
+        ("algorithm=[1]", "an override gives a list where settings are"),
+    ],
+)
+def test_a_value_that_is_none_is_refused(tmp_path: Path, override: str, message: str) -> None:
+    path = tmp_path / "config.yaml"
+    save_config(load(tmp_path), path)
+    with pytest.raises(ConfigError, match=message):
+        load_config(path, [override])
+
+
+@pytest.mark.parametrize("text", ["costs ${usd}", "\\${x}", "{a}"])
+def test_text_is_never_interpolated(tmp_path: Path, text: str) -> None:
+    config = load(tmp_path)
+    config = replace(config, prompt=replace(config.prompt, instruction=text))
+    save_config(config, tmp_path / "saved.yaml")
+    assert load_config(tmp_path / "saved.yaml") == config

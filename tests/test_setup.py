@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rlayout.config import Config, load_config
+from rlayout.cli import _as_run
+from rlayout.config import Config, load_config, save_config
+from rlayout.errors import ConfigError
 from rlayout.model import processor
 from rlayout.report import device_ranges, setup_report
 from rlayout.setup import Setup, compute_dtype, prepare
@@ -117,3 +119,18 @@ def test_emulated_bfloat16_is_warned_of(config: Config, monkeypatch: pytest.Monk
     setup = prepare(replace(config, model=replace(config.model, dtype="bfloat16")))
     assert setup.dtype == "bfloat16"
     assert any("emulates bfloat16" in warning for warning in setup.warnings)
+
+
+@pytest.mark.parametrize("token", [-5, 10**6])
+def test_a_stop_token_that_the_model_lacks_is_refused(config: Config, token: int) -> None:
+    with pytest.raises(ConfigError, match=rf"stop_token_ids: {token} is no token of the model"):
+        prepare(replace(config, sampling=replace(config.sampling, stop_token_ids=(token,))))
+
+
+def test_a_run_is_read_with_its_own_copy_of_the_plan(config: Config, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    save_config(replace(config, plan="gone.yaml"), run / "config.yaml")
+    write(run / "plan.yaml", PLAN)
+    assert _as_run(run, []).plan == str(run / "plan.yaml")
+    assert _as_run(run, ["plan=other.yaml"]).plan == "other.yaml"

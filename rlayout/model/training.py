@@ -74,7 +74,8 @@ class Trainer:
             TrainingError: the gradient is not finite; on all ranks. The weights are untouched.
         """
         totals = self._totals(batch)
-        batch = batch.select(loss.teaches(batch).nonzero().flatten().tolist())
+        if len(batch):  # a rank that was dealt no row has none of the keys either
+            batch = batch.select(loss.teaches(batch).nonzero().flatten().tolist())
         parts = divide(batch, micro_batch_tokens)
         statistics = {"loss": Statistic(0.0, 0.0)}  # of a rank without rows to compute
         with self._gradients.collect(self.model, self._gradient.zero_()) as gradient:

@@ -52,7 +52,7 @@ class FunctionVerifier:
         del finished
         try:
             value = self._call(problem, text)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise RewardError(f"reward function {self.function} failed:\n{traceback.format_exc()}") from error
         reward = _number(value)
         if reward is None:

@@ -26,9 +26,9 @@ class Optimization:
             raise ValueError(f"learning_rate must be positive and finite, got {self.learning_rate}")
         if not all(0 <= b < 1 for b in self.betas):
             raise ValueError(f"betas must lie in [0, 1), got {self.betas}")
-        if self.max_grad_norm <= 0:
+        if not self.max_grad_norm > 0:
             raise ValueError(f"max_grad_norm must be positive, got {self.max_grad_norm}")
-        if self.warmup_steps < 0 or self.weight_decay < 0 or self.eps <= 0:
+        if self.warmup_steps < 0 or not self.weight_decay >= 0 or not self.eps > 0:
             raise ValueError("warmup_steps and weight_decay must not be negative, eps must be positive")
 
     def rate(self, step: int, total_steps: int) -> float:

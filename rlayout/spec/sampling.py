@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+LEAST_TEMPERATURE = 1e-4
+"""Below it logits over temperature leave the range in which float32 tells them apart."""
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -25,8 +28,10 @@ class Sampling:
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
-        if self.temperature < 0:
-            raise ValueError(f"temperature must be 0 (greedy) or more, got {self.temperature}")
+        if self.temperature != 0 and not self.temperature >= LEAST_TEMPERATURE:
+            raise ValueError(
+                f"temperature must be 0 (greedy) or at least {LEAST_TEMPERATURE}, got {self.temperature}"
+            )
         if self.top_k < 0:
             raise ValueError(f"top_k must be 0 (off) or more, got {self.top_k}")
         if not 0 < self.top_p <= 1:

@@ -8,7 +8,10 @@ An unknown key, a missing key or a value of the wrong type is a ``ConfigError`` 
 from __future__ import annotations
 
 import collections.abc
+import contextlib
 import dataclasses
+import difflib
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -85,10 +88,13 @@ def _build_union(options: tuple[Any, ...], data: Any, where: str) -> Any:
         return _build(options[0], data, where)
     if tagged and isinstance(data, Mapping):
         name = data.get("name")
-        if name not in tagged:
+        if not isinstance(name, str) or name not in tagged:
             place = _at(_join(where, "name"))
             raise ConfigError(f"{place}{name!r} is not known. {nearest(str(name), map(str, tagged))}")
         return _build(tagged[name], data, where)
+    if len(tagged) == len(options):
+        chosen = next(iter(difflib.get_close_matches(str(data), map(str, tagged), n=1, cutoff=0)))
+        raise ConfigError(f"{_at(where)}expected a mapping such as {{name: {chosen}}}, got {data!r}")
     problems = []
     for option in options:
         try:
@@ -138,14 +144,12 @@ _BUILDERS = {
 
 
 def _build_scalar(kind: Any, data: Any, where: str) -> Any:
-    if kind is float and isinstance(data, int) and not isinstance(data, bool):
-        return float(data)
-    if kind is float and isinstance(data, str):
+    if kind is float and isinstance(data, (int, float, str)) and not isinstance(data, bool):
         # YAML 1.1 reads 1e-5 as a string, and everybody writes learning rates so.
-        try:
-            return float(data)
-        except ValueError:
-            pass
+        with contextlib.suppress(ValueError):
+            if len(str(data)) < 400 and math.isfinite(number := float(data)):
+                return number
+            raise ConfigError(f"{_at(where)}expected a finite number, got {str(data)[:40]!r}")
     if isinstance(data, kind) and not (kind in (int, float) and isinstance(data, bool)):
         return data
     raise ConfigError(f"{_at(where)}expected {kind.__name__}, got {data!r} ({type(data).__name__})")

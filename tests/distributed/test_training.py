@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from rlayout.data.batch import Batch
 from rlayout.errors import DataError, TrainingError
 from rlayout.model.training import Trainer
 from rlayout.spec.optimization import Optimization
@@ -29,7 +30,8 @@ TOLERANCE = 1e-5
 
 def two_steps(rows: Sequence[int], micro_batch_tokens: int, group: dist.ProcessGroup | None) -> dict:
     trainer = Trainer(tiny_model(), SETTINGS, total_steps=4, group=group)
-    batch = random_batch(LENGTHS).select(rows)
+    # A worker that was dealt nothing has no keys either.
+    batch = random_batch(LENGTHS).select(rows) if rows else Batch((), (), torch.zeros(0, dtype=torch.int64))
     results = [
         trainer.step(batch, WeightedLikelihood(), micro_batch_tokens=micro_batch_tokens, temperature=0.9)
         for _ in range(2)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlayout.data.batch import Batch
-from rlayout.data.objective import LossOutput, TokenScores, Totals
+from rlayout.data.objective import Loss, LossOutput, TokenScores, Totals
 from rlayout.errors import DataError, TrainingError
 from rlayout.model.training import Trainer
 from rlayout.spec.optimization import Optimization
@@ -49,13 +49,13 @@ def test_step_equals_plain_autograd_and_adamw() -> None:
 
 @dataclass(frozen=True)
 class Spy(WeightedLikelihood):
-    """Notes how many tokens each micro-batch has; rows of weight 0 teach nothing."""
+    """Notes how many tokens each micro-batch has."""
 
     seen: list[int] = field(default_factory=list)
     skips: bool = True
 
     def teaches(self, rows: Batch) -> torch.Tensor:
-        return rows.numbers("weights") != 0 if self.skips else super().teaches(rows)
+        return super().teaches(rows) if self.skips else Loss.teaches(self, rows)
 
     def __call__(self, scores: TokenScores, batch: Batch, totals: Totals) -> LossOutput:
         self.seen.append(batch.num_tokens)

@@ -52,6 +52,13 @@ def random_batch(lengths: Sequence[int], *, seed: int = 1, vocab_size: int = SHA
 class WeightedLikelihood(Loss):
     """Sum of each row's weight times its log-likelihood, over the tokens of the mini-batch."""
 
+    @property
+    def teaching_keys(self) -> tuple[str, ...]:
+        return ("weights",)
+
+    def teaches(self, rows: Batch) -> torch.Tensor:
+        return rows.numbers("weights") != 0
+
     def __call__(self, scores: TokenScores, batch: Batch, totals: Totals) -> LossOutput:
         weights = torch.as_tensor(batch.rows["weights"]).repeat_interleave(batch.lengths).to(scores.logprobs)
         mask = batch.tokens["mask"]
