@@ -37,7 +37,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         ours = "bfloat16" if multiplies_bfloat16() else "float32"
         sides = {"rlayout": _start(options, "rlayout", ours, folder, options.runs, ranks=options.ranks)}
-        for dtype in dict.fromkeys(("bfloat16", ours)) if options.trl_runs else ():
+        for dtype in options.trl_dtypes or dict.fromkeys(("bfloat16", ours)):
             sides[f"trl {dtype}"] = _start(options, "trl", dtype, folder, options.trl_runs, ranks=1)
     _report(options, sides)
 
@@ -50,7 +50,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, default=os.cpu_count(), help="our processes")
     parser.add_argument("--micro-batch-tokens", type=int, default=3072)
     parser.add_argument("--runs", type=int, default=5, help="measured runs of ours, after one to warm up")
-    parser.add_argument("--trl-runs", type=int, default=2, help="the same of TRL; 0 leaves it out")
+    parser.add_argument("--trl-runs", type=int, default=2, help="the same of TRL")
+    parser.add_argument(
+        "--trl-dtypes", nargs="*", choices=("bfloat16", "float32"), help="bfloat16 and what ours computes in"
+    )
     return parser.parse_args()
 
 
@@ -118,15 +121,16 @@ def _report(options: argparse.Namespace, sides: dict[str, Seconds]) -> None:
         rates = (tokens / found["generate"], tokens / train)
         table.add_row(name, *(f"{f:.1f}" for f in figures), *(f"{r:.0f}" for r in rates))
     Console(width=112).print(table)
-    ratios = {}
-    if "trl bfloat16" in median:
-        best = min(found["step"] for name, found in median.items() if name != "rlayout")
-        ratios = {
-            "grpo_ratio": median["trl bfloat16"]["step"] / median["rlayout"]["step"],
-            "grpo_ratio_best": best / median["rlayout"]["step"],
-            "processor_ratio": median["trl bfloat16"]["processor"] / median["rlayout"]["processor"],
-        }
-    print(json.dumps({**{name: round(ratio, 2) for name, ratio in ratios.items()}, "seconds": sides}))
+    theirs = {name: found for name, found in median.items() if name != "rlayout"}
+    fastest = min(theirs, key=lambda name: theirs[name]["step"])
+    compared = {"grpo_ratio": ("trl bfloat16", "step"), "grpo_ratio_best": (fastest, "step")}
+    compared["processor_ratio_best"] = (fastest, "processor")
+    ratios = {
+        key: round(median[name][part] / median["rlayout"][part], 2)
+        for key, (name, part) in compared.items()
+        if name in median
+    }
+    print(json.dumps({**ratios, "seconds": sides}))
 
 
 if __name__ == "__main__":
