@@ -130,6 +130,7 @@ class Worker:
         elif ids:
             result = self._forward(order, held, batch).to(torch.device("cpu"))
         usage = watch.usage((result or batch).num_tokens)
+        return_freed_memory()  # what the next call needs has other sizes and would not fit into the holes
         rows = Rows.of(result or EMPTY)
         return CallReport(self._device, rows, order.call.outputs, usage, statistics), result
 
