@@ -76,7 +76,8 @@ class Trainer:
             batch = batch.select(loss.teaches(batch).nonzero().flatten().tolist())
         parts = divide(batch, micro_batch_tokens)
         statistics = {"loss": Statistic(0.0, 0.0)}  # of a rank without rows to compute
-        # Not kept between steps: while the role generates, four bytes per parameter serve the cache better.
+        # Not kept between steps, though fresh pages cost time: idle while the role generates, it would be
+        # four bytes per parameter of the peak.
         with self._gradients.collect(self.model, self.optimizer.new_gradient()) as gradient:
             for part in parts:
                 micro_batch = batch.select(part)

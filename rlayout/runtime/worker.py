@@ -129,8 +129,8 @@ class Worker:
             statistics = self._train(order, held, batch)
         elif ids:
             result = self._forward(order, held, batch).to(torch.device("cpu"))
-        usage = watch.usage((result or batch).num_tokens)
         return_freed_memory()  # what the next call needs has other sizes and would not fit into the holes
+        usage = watch.usage((result or batch).num_tokens)
         rows = Rows.of(result or EMPTY)
         return CallReport(self._device, rows, order.call.outputs, usage, statistics), result
 
