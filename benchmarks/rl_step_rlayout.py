@@ -13,7 +13,7 @@ from rl_step_common import LEARNING_RATE, SOURCE, Order, make_prompts, reward
 from rlayout.algorithms.grpo import GroupAdvantages, Grpo
 from rlayout.data.batch import Batch
 from rlayout.model.generation import Generator
-from rlayout.model.host_memory import keep_freed_memory
+from rlayout.model.host_memory import keep_freed_memory, limit_compiled_products
 from rlayout.model.huggingface import load_model
 from rlayout.model.training import Trainer
 from rlayout.spec.optimization import Optimization
@@ -23,6 +23,7 @@ from rlayout.spec.sampling import Sampling
 def main() -> None:
     order = Order.read()
     keep_freed_memory()
+    limit_compiled_products()
     torch.set_num_threads(order.threads)
     dist.init_process_group("gloo", init_method=order.meeting, rank=order.rank, world_size=order.ranks)
     model = load_model(SOURCE, dtype=order.torch_dtype)

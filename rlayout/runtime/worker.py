@@ -18,7 +18,7 @@ from rlayout.data.batch import Batch
 from rlayout.data.objective import Statistic
 from rlayout.errors import WeightVersionError, WorkerError, nearest
 from rlayout.model.generation.engine import Generator
-from rlayout.model.host_memory import keep_freed_memory, return_freed_memory
+from rlayout.model.host_memory import keep_freed_memory, limit_compiled_products, return_freed_memory
 from rlayout.model.huggingface import load_model, save_model
 from rlayout.model.scoring import infer
 from rlayout.model.training import Trainer
@@ -55,6 +55,7 @@ class Worker:
         """Hold device ``device`` of the cluster, the only one of its kind that this process sees."""
         torch.set_num_threads(num_threads)
         keep_freed_memory()
+        limit_compiled_products()
         self._device = device
         self._torch_device = torch.device(kind)
         self._cache_bytes = cache_bytes

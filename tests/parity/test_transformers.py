@@ -69,7 +69,10 @@ def test_round_trip_keeps_every_tensor(case, tmp_path):
         assert torch.equal(tensors[name], tensor), name
     tokens = some_tokens(model.shape.vocab_size)
     with torch.no_grad():
-        assert torch.equal(oracle_logits(again, tokens, LENGTHS), oracle_logits(oracle, tokens, LENGTHS))
+        # The config says the same too. Not equal to the bit: some processors' kernels round by address.
+        torch.testing.assert_close(
+            oracle_logits(again, tokens, LENGTHS), oracle_logits(oracle, tokens, LENGTHS), atol=1e-5, rtol=0
+        )
 
 
 @pytest.mark.parametrize("case", ["llama-tied", "qwen3"])
