@@ -317,16 +317,20 @@ static inline float sum_all(floats x) {
     return sum;
 }
 
-enum { QUERIES = 4, KEY_BLOCK = 64, AHEAD = 16 };
+enum { QUERIES = 4, KEY_BLOCK = 64, AHEAD = 8, CACHE_LINE = 64 / sizeof(element) };
 
-/* scores[num, KEY_BLOCK] of num <= QUERIES queries and a block of keys, which are stride apart */
+/* scores[num, KEY_BLOCK] of num <= QUERIES queries and a block of keys, which are stride apart. The processor
+ * does not foresee the jumps between them: it is told of coming keys, and of the values, needed next. */
 static inline __attribute__((always_inline)) void score_keys(const int num, const float *query, const element *keys,
-                                                             float (*scores)[KEY_BLOCK], long block, long size,
-                                                             long stride) {
+                                                             const element *values, float (*scores)[KEY_BLOCK],
+                                                             long block, long size, long stride) {
     for (long j = 0; j < block; j++) {
         const element *key = keys + j * stride;
         floats dot[QUERIES];
-        __builtin_prefetch(key + AHEAD * stride);
+        for (long i = 0; i < size; i += CACHE_LINE) {
+            __builtin_prefetch(key + AHEAD * stride + i);
+            __builtin_prefetch(values + j * stride + i);
+        }
         for (int g = 0; g < num; g++) dot[g] = (floats){0};
         for (long i = 0; i < size; i += WIDTH) {
             floats k = widen_all(key + i);
@@ -349,7 +353,6 @@ static inline __attribute__((always_inline)) void add_values(const int num, floa
         for (long j = 0; j < block; j++) {
             const element *value = values + j * stride + i;
             floats v = widen_all(value), w = widen_all(value + WIDTH);
-            __builtin_prefetch(value + AHEAD * stride);
             for (int g = 0; g < num; g++) low[g] += v * probs[g][j], high[g] += w * probs[g][j];
         }
         for (int g = 0; g < num; g++) {
@@ -368,7 +371,7 @@ static inline __attribute__((always_inline)) void attend(const int num, const fl
     memset(total, 0, num * size * sizeof(float));
     for (long first = 0; first < count; first += KEY_BLOCK) {
         long block = count - first < KEY_BLOCK ? count - first : KEY_BLOCK;
-        score_keys(num, query, keys + first * stride, scores, block, size, stride);
+        score_keys(num, query, keys + first * stride, values + first * stride, scores, block, size, stride);
         for (int g = 0; g < num; g++) {
             float high = top[g], add = 0;
 #pragma omp simd reduction(max : high)
