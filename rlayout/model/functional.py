@@ -111,7 +111,16 @@ def add_to(total: Tensor, x: Tensor) -> None:
 
 
 def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
+    if not torch.is_grad_enabled():  # autograd's bookkeeping takes longer than the work of a decode step
+        return function.forward(_NothingToKeep(), *arguments)
     return function.apply(*arguments)  # pyright: ignore[reportReturnType]
+
+
+class _NothingToKeep:
+    """Stands for autograd's context where no backward pass will come."""
+
+    def save_for_backward(self, *tensors: Tensor) -> None:
+        pass
 
 
 class _RmsNorm(torch.autograd.Function):

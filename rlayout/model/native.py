@@ -55,13 +55,16 @@ def usable(*tensors: Tensor) -> bool:
     """Whether the C functions can work on these: contiguous, on a CPU, of one dtype that they know, and a
     compiler exists.
     """
-    first = tensors[0]
-    if first.device.type != "cpu" or first.dtype not in _ELEMENTS:
+    dtype = tensors[0].dtype
+    if dtype not in _ELEMENTS:
         return False
-    fit = all(t.dtype == first.dtype and t.device == first.device and t.is_contiguous() for t in tensors)
-    return fit and available()
+    for tensor in tensors:  # asked several times per layer of a decode step: a generator would take longer
+        if tensor.dtype != dtype or not tensor.is_cpu or not tensor.is_contiguous():
+            return False
+    return available()
 
 
+@cache
 def available() -> bool:
     """Whether the C functions can be called at all. The first call may compile them (about a second)."""
     return all(_library(dtype) is not None for dtype in _ELEMENTS)
