@@ -23,7 +23,7 @@ from rlayout.model.generation.engine import Generator
 from rlayout.model.scoring import score
 from rlayout.model.training import Trainer
 from rlayout.model.transformer import Transformer
-from rlayout.planning.transfer import plan_transfer
+from rlayout.planning.transfer import holdings, plan_transfer
 from rlayout.runtime.reallocation import digest, transfer
 from rlayout.spec.layout import Layout, Placement
 from rlayout.spec.model_shape import ModelShape
@@ -141,7 +141,7 @@ def nothing_to_move(device: torch.device) -> bool:
     """Whether a transfer plan from a device to itself is empty and leaves the weights as they are."""
     held = {n: p.detach() for n, p in model(TINY, device, torch.bfloat16).named_parameters()}
     before = digest(held)
-    place = Placement((0,), Layout(dp=1), 1024)
+    place = holdings(TINY, Placement((0,), Layout(), 1024))
     received, _ = transfer(plan_transfer(parameters(TINY), place, place, lambda _: 0, 2), held, 0)
     return received == 0 and digest(held) == before
 

@@ -68,6 +68,12 @@ def prepare(config: Config) -> Setup:
     else:
         plan = read_plan(Path(config.plan))
     plan.check(dataflow, cluster)
+    for name, placement in plan.placements.items():
+        if placement.layout.dp != placement.layout.num_devices:
+            raise PlanError(
+                f"plan: calls.{name}.layout: {placement.layout} splits the model, but runs can only replicate it "
+                f"so far: d{placement.layout.num_devices}"
+            )
     # What needs the model, and so seconds, comes last.
     shape = read_shape(config.model.source)
     sampling = _with_stop_tokens(config)

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from rlayout.cli import _as_run
 from rlayout.config import Config, load_config, save_config
-from rlayout.errors import ConfigError
+from rlayout.errors import ConfigError, PlanError
 from rlayout.model import processor
 from rlayout.report import device_ranges, setup_report
 from rlayout.setup import Setup, compute_dtype, prepare
@@ -56,6 +56,15 @@ def test_without_a_plan_every_model_call_runs_on_all_devices(config: Config) -> 
     assert setup.plan == ExecutionPlan(
         dict.fromkeys(("generate", "ref_infer", "train"), Placement((0, 1, 2), Layout(dp=3), 256))
     )
+
+
+def test_a_plan_that_splits_the_model_is_refused(config: Config, tmp_path: Path) -> None:
+    plan = {"calls": PLAN["calls"] | {"generate": PLAN["calls"]["generate"] | {"layout": "t2"}}}
+    path = write(tmp_path / "plan.yaml", plan)
+    with pytest.raises(
+        PlanError, match="layout: d1t2 splits the model, but runs can only replicate it so far: d2"
+    ):
+        with_workers(config, 2, plan=str(path))
 
 
 def test_a_plan_file_is_taken_as_it_is(config: Config, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Which device sends which part of which parameter to whom, when weights change their placement.
 
-A pure function of two placements. It intersects the boxes that devices hold with the boxes that devices
-need, so that a new way to split a model changes ``held_boxes`` alone.
+A pure function of what devices hold and what they need. It intersects boxes and knows no layout, so any
+split of a model goes to any other.
 """
 
 from __future__ import annotations
@@ -12,9 +12,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from rlayout.errors import PlanError
-from rlayout.planning.boxes import Box, intersect, numel, whole
+from rlayout.spec.boxes import Box, intersect, numel
 from rlayout.spec.layout import Placement
-from rlayout.spec.parameters import Parameter
+from rlayout.spec.model_shape import ModelShape
+from rlayout.spec.parameters import Parameter, parameters
+from rlayout.spec.sharding import part_of
+
+Holdings = Mapping[int, Mapping[str, Box]]
+"""Device -> parameter -> the part of it that the device holds; those of two devices are equal or disjoint."""
 
 
 @dataclass(frozen=True)
@@ -78,18 +83,21 @@ class TransferPlan:
         return dict(found)
 
 
-def held_boxes(parameter: Parameter, placement: Placement, device: int) -> tuple[Box, ...]:
-    """Parts of ``parameter`` that ``device`` holds under ``placement``; they do not overlap.
-
-    The boxes of any two devices are equal or disjoint.
-    """
-    return (whole(parameter.shape),) if device in placement.devices else ()
+def holdings(shape: ModelShape, placement: Placement) -> Holdings:
+    """What the devices of ``placement`` hold of a model."""
+    found: dict[int, dict[str, Box]] = {}
+    table = parameters(shape)
+    for index, device in enumerate(placement.devices):
+        part = part_of(shape, placement.layout, placement.layout.rank(index))
+        boxes = ((parameter.name, part.box(parameter)) for parameter in table)
+        found[device] = {name: box for name, box in boxes if box is not None}
+    return found
 
 
 def plan_transfer(
-    parameters: tuple[Parameter, ...],
-    source: Placement,
-    destination: Placement,
+    table: tuple[Parameter, ...],
+    source: Holdings,
+    destination: Holdings,
     node_of: Callable[[int], int],
     itemsize: int,
 ) -> TransferPlan:
@@ -101,7 +109,7 @@ def plan_transfer(
     senders, and what receivers on its node need over the senders on its node.
 
     Args:
-        parameters: the model's table.
+        table: the model's parameters.
         source: where the weights are.
         destination: where they are needed.
         node_of: node of a device.
@@ -110,9 +118,7 @@ def plan_transfer(
     Raises:
         PlanError: ``source`` does not hold all of a parameter.
     """
-    wanted = [
-        want for parameter in parameters for want in _missing_pieces(parameter, source, destination, node_of)
-    ]
+    wanted = [want for p in table for want in _missing_pieces(p, source, destination, node_of)]
     senders = _choose_senders(wanted)
     return TransferPlan(
         moves=tuple(
@@ -121,8 +127,8 @@ def plan_transfer(
         ),
         itemsize=itemsize,
         minimum={
-            device: itemsize * sum(_numel_missing(p, source, destination, device) for p in parameters)
-            for device in destination.devices
+            device: itemsize * sum(_numel_missing(name, box, source, device) for name, box in boxes.items())
+            for device, boxes in destination.items()
         },
     )
 
@@ -140,30 +146,32 @@ class _Want:
 
 
 def _missing_pieces(
-    parameter: Parameter, source: Placement, destination: Placement, node_of: Callable[[int], int]
+    parameter: Parameter, source: Holdings, destination: Holdings, node_of: Callable[[int], int]
 ) -> list[_Want]:
     """Boxes of ``parameter`` that devices of ``destination`` lack, cut as ``source`` holds them."""
+    name = parameter.name
     holders: dict[Box, list[int]] = defaultdict(list)
-    for device in source.devices:
-        for box in held_boxes(parameter, source, device):
-            holders[box].append(device)
+    for device, boxes in source.items():
+        if name in boxes:
+            holders[boxes[name]].append(device)
     wants = []
-    for receiver in destination.devices:
-        for needed in held_boxes(parameter, destination, receiver):
-            found = 0
-            for held, devices in holders.items():
-                piece = intersect(needed, held)
-                if piece is None:
-                    continue
-                found += numel(piece)
-                if receiver not in devices:
-                    near = tuple(d for d in devices if node_of(d) == node_of(receiver))
-                    wants.append(_Want(parameter.name, piece, receiver, near or tuple(devices), bool(near)))
-            if found != numel(needed):
-                raise PlanError(
-                    f"transfer: parameter {parameter.name}: devices {list(source.devices)} hold {found} of the "
-                    f"{numel(needed)} elements that device {receiver} needs"
-                )
+    for receiver, boxes in destination.items():
+        if name not in boxes:
+            continue
+        found = 0
+        for held, devices in holders.items():
+            piece = intersect(boxes[name], held)
+            if piece is None:
+                continue
+            found += numel(piece)
+            if receiver not in devices:
+                near = tuple(d for d in devices if node_of(d) == node_of(receiver))
+                wants.append(_Want(name, piece, receiver, near or tuple(devices), bool(near)))
+        if found != numel(boxes[name]):
+            raise PlanError(
+                f"transfer: parameter {name}: devices {list(source)} hold {found} of the "
+                f"{numel(boxes[name])} elements that device {receiver} needs"
+            )
     return wants
 
 
@@ -180,11 +188,8 @@ def _choose_senders(wants: list[_Want]) -> list[int]:
     return [chosen[i] for i in range(len(wants))]
 
 
-def _numel_missing(parameter: Parameter, source: Placement, destination: Placement, device: int) -> int:
+def _numel_missing(parameter: str, needed: Box, source: Holdings, device: int) -> int:
     """Elements that ``device`` needs and does not hold, without regard to who could send them."""
-    held = held_boxes(parameter, source, device)
-    missing = 0
-    for needed in held_boxes(parameter, destination, device):
-        common = (intersect(needed, box) for box in held)
-        missing += numel(needed) - sum(numel(box) for box in common if box is not None)
-    return missing
+    held = source.get(device, {}).get(parameter)
+    common = None if held is None else intersect(needed, held)
+    return numel(needed) - (0 if common is None else numel(common))

@@ -13,7 +13,7 @@ import ray
 from rlayout.data.batch import Batch
 from rlayout.data.objective import Compute, Loss, Statistic
 from rlayout.errors import WeightVersionError, WorkerError
-from rlayout.planning.transfer import plan_transfer
+from rlayout.planning.transfer import holdings, plan_transfer
 from rlayout.runtime.dispatch import deal_groups, mini_batches, row_cost
 from rlayout.runtime.host import HOST
 from rlayout.runtime.orders import CallOrder, CallReport, RoleOrder
@@ -231,10 +231,11 @@ class Controller:
         if all(held[device] == newest for device in placement.devices):
             return newest
         source = self._homes[role]
+        shape = self._shapes[role]
         plan = plan_transfer(
-            parameters(self._shapes[role]),
-            source,
-            placement,
+            parameters(shape),
+            holdings(shape, source),
+            holdings(shape, placement),
             self._session.cluster.node_of,
             self._itemsizes[role],
         )

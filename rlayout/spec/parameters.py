@@ -4,9 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 
 from rlayout.spec.model_shape import ModelShape
+
+
+class Unit(Enum):
+    """What a dimension that tensor ranks divide is made of; a unit is never cut."""
+
+    QUERY_HEAD = "query head"
+    KV_HEAD = "key-value head"
+    INNER = "feed-forward row"
+    WORD = "word of the vocabulary"
+
+
+@dataclass(frozen=True)
+class Split:
+    """Tensor ranks divide dimension ``dim`` of a parameter between units."""
+
+    dim: int
+    unit: Unit
 
 
 @dataclass(frozen=True)
@@ -21,6 +39,10 @@ class Parameter:
     """The whole tensor's shape; a matrix is [outputs, inputs]."""
     layer: int | None
     """The layer that it belongs to; None for the embedding, the last norm and the head."""
+    split: Split | None = None
+    """How tensor ranks divide it; None: each holds all of it."""
+    once: bool = False
+    """Whether the first tensor rank alone holds it: a bias that is added to a sum over ranks."""
 
     @property
     def numel(self) -> int:
@@ -33,15 +55,18 @@ def parameters(shape: ModelShape) -> tuple[Parameter, ...]:
     Tied embeddings appear once, as the embedding.
     """
     vocabulary = (shape.vocab_size, shape.hidden_size)
-    table = [Parameter("embedding.weight", "model.embed_tokens.weight", vocabulary, None)]
+    words = Split(0, Unit.WORD)
+    table = [Parameter("embedding.weight", "model.embed_tokens.weight", vocabulary, None, words)]
     for layer in range(shape.num_layers):
         table.extend(
-            Parameter(f"layers.{layer}.{name}", f"model.layers.{layer}.{hf_name}", size, layer)
-            for name, hf_name, size in _layer(shape)
+            replace(
+                p, name=f"layers.{layer}.{p.name}", hf_name=f"model.layers.{layer}.{p.hf_name}", layer=layer
+            )
+            for p in _layer(shape)
         )
     table.append(Parameter("norm.weight", "model.norm.weight", (shape.hidden_size,), None))
     if not shape.tie_embeddings:
-        table.append(Parameter("head.weight", "lm_head.weight", vocabulary, None))
+        table.append(Parameter("head.weight", "lm_head.weight", vocabulary, None, words))
     return tuple(table)
 
 
@@ -50,28 +75,40 @@ def num_parameters(shape: ModelShape) -> int:
     return sum(parameter.numel for parameter in parameters(shape))
 
 
-def _layer(shape: ModelShape) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-    """Name, Hugging Face name and shape of each parameter of a layer."""
+def _layer(shape: ModelShape) -> Iterator[Parameter]:
+    """The parameters of a layer, named within it."""
     hidden, inner, head = shape.hidden_size, shape.intermediate_size, shape.head_dim
     queries, keys = shape.num_heads * head, shape.num_kv_heads * head
 
-    yield "attention_norm.weight", "input_layernorm.weight", (hidden,)
-    yield from _linear("attention.q", "self_attn.q_proj", queries, hidden, shape.qkv_bias)
-    yield from _linear("attention.k", "self_attn.k_proj", keys, hidden, shape.qkv_bias)
-    yield from _linear("attention.v", "self_attn.v_proj", keys, hidden, shape.qkv_bias)
+    yield _norm("attention_norm", "input_layernorm", hidden)
+    yield from _to_units("attention.q", "self_attn.q_proj", (queries, hidden), Unit.QUERY_HEAD, shape.qkv_bias)
+    yield from _to_units("attention.k", "self_attn.k_proj", (keys, hidden), Unit.KV_HEAD, shape.qkv_bias)
+    yield from _to_units("attention.v", "self_attn.v_proj", (keys, hidden), Unit.KV_HEAD, shape.qkv_bias)
     if shape.qk_norm:
-        yield "attention.q_norm.weight", "self_attn.q_norm.weight", (head,)
-        yield "attention.k_norm.weight", "self_attn.k_norm.weight", (head,)
-    yield from _linear("attention.output", "self_attn.o_proj", hidden, queries, shape.output_bias)
-    yield "mlp_norm.weight", "post_attention_layernorm.weight", (hidden,)
-    yield from _linear("mlp.gate", "mlp.gate_proj", inner, hidden, shape.mlp_bias)
-    yield from _linear("mlp.up", "mlp.up_proj", inner, hidden, shape.mlp_bias)
-    yield from _linear("mlp.down", "mlp.down_proj", hidden, inner, shape.mlp_bias)
+        yield _norm("attention.q_norm", "self_attn.q_norm", head)
+        yield _norm("attention.k_norm", "self_attn.k_norm", head)
+    yield from _from_units(
+        "attention.output", "self_attn.o_proj", (hidden, queries), Unit.QUERY_HEAD, shape.output_bias
+    )
+    yield _norm("mlp_norm", "post_attention_layernorm", hidden)
+    yield from _to_units("mlp.gate", "mlp.gate_proj", (inner, hidden), Unit.INNER, shape.mlp_bias)
+    yield from _to_units("mlp.up", "mlp.up_proj", (inner, hidden), Unit.INNER, shape.mlp_bias)
+    yield from _from_units("mlp.down", "mlp.down_proj", (hidden, inner), Unit.INNER, shape.mlp_bias)
 
 
-def _linear(
-    name: str, hf_name: str, outputs: int, inputs: int, bias: bool
-) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-    yield f"{name}.weight", f"{hf_name}.weight", (outputs, inputs)
+def _norm(name: str, hf_name: str, size: int) -> Parameter:
+    return Parameter(f"{name}.weight", f"{hf_name}.weight", (size,), None)
+
+
+def _to_units(name: str, hf_name: str, size: tuple[int, int], unit: Unit, bias: bool) -> Iterator[Parameter]:
+    """A matrix [units, inputs]: each tensor rank computes its own units."""
+    yield Parameter(f"{name}.weight", f"{hf_name}.weight", size, None, Split(0, unit))
     if bias:
-        yield f"{name}.bias", f"{hf_name}.bias", (outputs,)
+        yield Parameter(f"{name}.bias", f"{hf_name}.bias", size[:1], None, Split(0, unit))
+
+
+def _from_units(name: str, hf_name: str, size: tuple[int, int], unit: Unit, bias: bool) -> Iterator[Parameter]:
+    """A matrix [outputs, units]: the ranks' products are summed."""
+    yield Parameter(f"{name}.weight", f"{hf_name}.weight", size, None, Split(1, unit))
+    if bias:
+        yield Parameter(f"{name}.bias", f"{hf_name}.bias", size[:1], None, once=True)

@@ -3,7 +3,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlayout.planning.boxes import Box, intersect, numel, whole
+from rlayout.spec.boxes import Box, intersect, numel, whole
 
 SPAN = st.tuples(st.integers(0, 5), st.integers(0, 5)).filter(lambda span: span[0] < span[1])
 
