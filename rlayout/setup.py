@@ -71,8 +71,8 @@ def prepare(config: Config) -> Setup:
     for name, placement in plan.placements.items():
         if placement.layout.dp != placement.layout.num_devices:
             raise PlanError(
-                f"plan: calls.{name}.layout: {placement.layout} splits the model, but runs can only replicate it "
-                f"so far: d{placement.layout.num_devices}"
+                f"plan: calls.{name}.layout: {placement.layout} splits the model, but runs can only replicate "
+                f"it so far: d{placement.layout.num_devices}"
             )
     # What needs the model, and so seconds, comes last.
     shape = read_shape(config.model.source)
