@@ -51,13 +51,13 @@ class Warmup:
 class Evaluation:
     """Greedy accuracy on held-out problems, before the algorithm, after it and in between."""
 
-    problems: int = 128
-    """How many held-out problems; 0 turns evaluation off."""
+    problems: int | None = None
+    """How many held-out problems; null: 128, or all if there are fewer; 0 turns evaluation off."""
     every_steps: int = 0
     """0: only before and after."""
 
     def __post_init__(self) -> None:
-        if self.problems < 0 or self.every_steps < 0:
+        if (self.problems or 0) < 0 or self.every_steps < 0:
             raise ValueError("problems and every_steps must not be negative")
 
 
@@ -173,8 +173,12 @@ def _absolute(text: str) -> str:
 
 
 def _read(path: Path, overrides: Sequence[str]) -> Any:
+    if path.is_dir():
+        raise ConfigError(
+            f"{path} is neither a configuration file nor the folder of a run (it has no config.yaml)"
+        )
     if not path.is_file():
-        raise ConfigError(f"no configuration file {path}{_files_beside(path)}")
+        raise ConfigError(f"no configuration file or run {path}{beside(path)}")
     try:
         loaded = OmegaConf.load(path)
         if not isinstance(loaded, DictConfig):
@@ -198,9 +202,10 @@ def _override(text: str) -> DictConfig:
         raise ConfigError(f"override {text!r}: the value is not YAML: {error}") from error
 
 
-def _files_beside(path: Path) -> str:
-    names = [p.name for p in path.parent.glob("*.yaml")] if path.parent.is_dir() else []
-    return f". {nearest(path.name, names)}" if names else ""
+def beside(path: Path) -> str:
+    """A hint that names the YAML file or run nearest to a missing one."""
+    files = (*path.parent.glob("*.yaml"), *(p.parent for p in path.parent.glob("*/config.yaml")))
+    return f". {nearest(path.name, {file.name for file in files})}" if files else ""
 
 
 def _at_least_one(**values: int) -> None:

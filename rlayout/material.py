@@ -19,6 +19,9 @@ from rlayout.rewards.verifiers import build_verifier
 from rlayout.setup import Setup
 from rlayout.spec.task import Procedural
 
+HELD_OUT = 128
+"""Held-out problems that are judged where the user does not say how many: +-9 points at 50 %."""
+
 
 class Material:
     """Reads the tokenizer and the dataset once."""
@@ -29,13 +32,14 @@ class Material:
         self.tokenizer: Any = load_tokenizer(config.model.source)
         self._encoder = PromptEncoder(self.tokenizer, config.prompt)
         self._problems, held_out = load(config.dataset)
-        num_judged = config.evaluation.problems if config.reward else 0
+        wanted = config.evaluation.problems
+        num_judged = min(HELD_OUT, len(held_out)) if wanted is None else wanted
         if len(held_out) < num_judged:
             raise DataError(
                 f"evaluation.problems: {num_judged} held-out problems are wanted, but the "
                 f"dataset has {len(held_out)}; choose at most that many (0 turns evaluation off)"
             )
-        self._held_out = [held_out[i] for i in range(num_judged)]
+        self._held_out = [held_out[i] for i in range(num_judged if config.reward else 0)]
         self.judge = Judge(build_verifier(config.reward), self.tokenizer) if config.reward else None
 
     def rows(self, source: tuple[str, ...], positions: range) -> Batch:
@@ -94,6 +98,11 @@ class Material:
     @cached_property
     def _template_tokens(self) -> int:
         return len(self._encoder.prompt_ids(Problem("")))
+
+    @property
+    def num_held_out(self) -> int:
+        """How many held-out problems are judged; 0 without a reward."""
+        return len(self._held_out)
 
     def held_out_rows(self) -> Batch:
         """All held-out problems as prompts."""

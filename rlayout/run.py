@@ -19,7 +19,7 @@ from rlayout.run_folder import new_folder
 from rlayout.runtime.checkpoint import keep_last, remove_partial
 from rlayout.runtime.controller import Controller, Program, StepResult
 from rlayout.runtime.orders import RoleOrder
-from rlayout.runtime.session import Limits, Session
+from rlayout.runtime.session import Limits, Session, check_reachable
 from rlayout.setup import Setup
 from rlayout.spec.dataflow import Kind
 from rlayout.spec.optimization import Optimization
@@ -61,8 +61,7 @@ def train(setup: Setup, name: str, display: Display) -> Outcome:
     material = _read(setup, stages_of(setup), display)
     folder = _new_folder(setup, name, display)
     outcome = Outcome(folder)
-    save_config(setup.config, folder / "config.yaml")
-    (folder / "plan.yaml").write_text(yaml.safe_dump(setup.plan.to_plain(), sort_keys=False))
+    _describe(setup, folder)
     source = setup.config.model.source
     try:
         with open_session(setup, material, display) as session, Tracker(folder) as tracker:
@@ -83,11 +82,13 @@ def evaluate(setup: Setup, name: str, display: Display) -> Outcome:
     start = time.perf_counter()
     material = _read(setup, [], display)
     outcome = Outcome(_new_folder(setup, name, display))
+    _describe(setup, outcome.folder)
+    source = setup.config.model.source
     with open_session(setup, material, display) as session, Tracker(outcome.folder) as tracker:
         context = Context(setup, material, session, tracker, display, outcome)
         runner = StageRunner(context, stages_of(setup)[-1])
-        runner.load(setup.config.model.source, training=False)
-        runner.evaluate("model", 0)
+        runner.load(source, training=False)
+        runner.evaluate(f"of {Path(source).name}", 0)
     outcome.seconds = time.perf_counter() - start
     return outcome
 
@@ -104,7 +105,7 @@ def generate(
     with open_session(setup, material, display) as session:
         controller = Controller(session, {"actor": setup.shape}, setup.config.seed)
         program = Program(dataflow, plan)
-        with display.phase("loading the model"):
+        with display.phase(f"loading {setup.config.model.source}"):
             controller.load({"actor": _role(setup, "actor", setup.config.model.source)}, program)
         answers = controller.run(program, rows, 0, display).fetch(("tokens", "mask"))
     texts = material.texts(answers)
@@ -112,6 +113,8 @@ def generate(
 
 
 def _read(setup: Setup, stages: list[Stage], display: Display) -> Material:
+    if setup.config.cluster.address is not None:
+        check_reachable(setup.config.cluster.address)
     with display.phase("reading tokenizer and problems"):
         material = Material(setup)
         for stage in stages:
@@ -120,6 +123,11 @@ def _read(setup: Setup, stages: list[Stage], display: Display) -> Material:
                 stage.algorithm.dataflow.source, range(stage.first_position, last), stage.rows_per_step
             )
     return material
+
+
+def _describe(setup: Setup, folder: Path) -> None:
+    save_config(setup.config, folder / "config.yaml")
+    (folder / "plan.yaml").write_text(yaml.safe_dump(setup.plan.to_plain(), sort_keys=False))
 
 
 def _new_folder(setup: Setup, name: str, display: Display) -> Path:
@@ -230,7 +238,7 @@ class StageRunner:
 
     def evaluate(self, moment: str, step: int) -> None:
         """Greedy accuracy on the held-out problems, if there are any to judge."""
-        if self._setup.config.evaluation.problems == 0 or self._material.judge is None:
+        if not self._material.num_held_out:
             return
         with self._display.phase(f"evaluating {moment}"):
             rows = self._material.held_out_rows()

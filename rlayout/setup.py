@@ -12,7 +12,7 @@ import psutil
 import yaml
 
 from rlayout.algorithms import Algorithm
-from rlayout.config import Config
+from rlayout.config import Config, beside
 from rlayout.errors import ConfigError, PlanError
 from rlayout.model import processor
 from rlayout.model.huggingface import check_weights, end_token_ids, read_shape
@@ -109,7 +109,7 @@ def read_plan(path: Path) -> ExecutionPlan:
         PlanError: it is missing or is not a plan.
     """
     if not path.is_file():
-        raise PlanError(f"no plan file {path}")
+        raise PlanError(f"no plan file {path} (seen from {Path.cwd()}){beside(path)}")
     try:
         return ExecutionPlan.from_plain(yaml.safe_load(path.read_text()))
     except (yaml.YAMLError, UnicodeDecodeError, PlanError) as error:

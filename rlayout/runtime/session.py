@@ -150,6 +150,24 @@ class Session:
         )
 
 
+def check_reachable(address: str, limit_seconds: float = 5.0) -> None:
+    """Refuse the address of a Ray cluster at which nobody listens; Ray itself would try for minutes.
+
+    Raises:
+        WorkerError: nobody does. Addresses that are not ``host:port`` (``auto``) are left to Ray.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=limit_seconds).close()
+    except OSError as error:
+        raise WorkerError(
+            f"cluster.address: no Ray cluster answers at {address} ({error}). On its first machine "
+            "'ray start --head' prints the address"
+        ) from error
+
+
 @contextmanager
 def own_sigterm() -> Iterator[None]:
     """Keep this process's handler of SIGTERM: Ray puts in one that aborts and leaves workers behind."""

@@ -44,9 +44,9 @@ class ExecutionPlan:
             for device in placement.devices:
                 if not 0 <= device < cluster.num_devices:
                     raise PlanError(
-                        f"plan: calls.{name}.devices: device {device} is outside the cluster of "
-                        f"{cluster.num_nodes} nodes x {cluster.devices_per_node} devices "
-                        f"(0 to {cluster.num_devices - 1})"
+                        f"plan: calls.{name}.devices: device {device} is outside the cluster, whose devices "
+                        f"are 0 to {cluster.num_devices - 1} (cluster.nodes {cluster.num_nodes} x "
+                        f"cluster.workers {cluster.devices_per_node})"
                     )
         for role in dataflow.trained_roles:
             homes = {self[c.name].devices for c in dataflow.calls_of(role) if c.kind is Kind.TRAIN}

@@ -66,7 +66,9 @@ def _build_dataclass(cls: Any, data: Any, where: str) -> Any:
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
     for key in data:
         if key not in fields:
-            raise ConfigError(f"{_at(_join(where, str(key)))}unknown key. {nearest(str(key), fields)}")
+            raise ConfigError(
+                f"{_at(_join(where, str(key)))}unknown key. {_right_key(str(key), hints, fields)}"
+            )
     values = {}
     for name, field in fields.items():
         if name in data:
@@ -77,6 +79,15 @@ def _build_dataclass(cls: Any, data: Any, where: str) -> Any:
         return cls(**values)
     except ValueError as error:  # a dataclass checks itself at construction
         raise ConfigError(f"{_at(where)}{error}") from error
+
+
+def _right_key(key: str, hints: Mapping[str, Any], fields: Mapping[str, Any]) -> str:
+    """Where the key belongs, if a section has one of this very name; else the nearest of this level."""
+    for name in fields:
+        for option in (hints[name], *typing.get_args(hints[name])):
+            if dataclasses.is_dataclass(option) and key in {f.name for f in dataclasses.fields(option)}:
+                return f"did you mean '{name}.{key}'?"
+    return nearest(key, fields)
 
 
 def _build_union(options: tuple[Any, ...], data: Any, where: str) -> Any:

@@ -56,6 +56,8 @@ SETTINGS = {
     "no model": (["model.source=nope"], "ModelError: model 'nope': no such folder or file"),
     "unknown task": (["dataset.task=chain_su"], "no task 'chain_su'. did you mean 'chain_sum'"),
     "task setting": (["dataset.settings.min_terms=9"], "max_terms must be >= min_terms"),
+    "setting of a section": (["learning_rate=1"], "unknown key. did you mean 'optimizer.learning_rate'"),
+    "nobody listens": (["cluster.address=127.0.0.1:1"], "no Ray cluster answers at 127.0.0.1:1"),
     "too few held out": (["evaluation.problems=9"], "9 held-out problems are wanted, but the dataset has 8"),
     "long prompt": (["sampling.max_new_tokens=250"], r"tokens \+ max_new_tokens 250 = \d+.*max_positions 256"),
     "no reward file": (["reward.function=nope.py:pays"], "reward: no file .*nope.py"),
@@ -87,7 +89,7 @@ def test_broken_yaml_names_the_line(home: Path) -> None:
         (lambda p: p["calls"].pop("train"), "calls.train: missing"),
         (lambda p: p["calls"]["train"].update(devices=[2]), r"train\.devices: device 2 is outside .*0 to 1"),
         (lambda p: p["calls"]["train"].update(layout="d2"), "layout d2 needs 2 devices.* has 1"),
-        (lambda p: p["calls"]["train"].update(layout="t2"), "layout 't2': expected dN"),
+        (lambda p: p["calls"]["generate"].update(layout="t2"), "d1t2 splits the model, .* so far: d2"),
         (lambda p: p.update(call={}), r"plan\.call: unknown key. did you mean 'calls'"),
     ],
 )

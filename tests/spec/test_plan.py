@@ -77,7 +77,7 @@ def test_a_wrong_file_is_refused(data: Any, message: str) -> None:
 def test_a_device_outside_of_the_cluster() -> None:
     plan = ExecutionPlan.from_plain(plain(devices=[3, 4]))
     with pytest.raises(
-        PlanError, match=r"calls.train.devices: device 4 is outside .* 1 nodes x 4 devices \(0 to 3\)"
+        PlanError, match=r"train.devices: device 4 is outside .* 0 to 3 \(cluster.nodes 1 x cluster.workers 4\)"
     ):
         plan.check(FLOW, CLUSTER)
 
